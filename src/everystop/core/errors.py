@@ -1,0 +1,80 @@
+"""Every error that a user, a client or a machine can cause; `server/errors.py` maps them to the wire once.
+
+EverystopError
+├── ConfigError            a flag or an environment variable cannot be honoured
+├── RequestError           a client's request cannot be honoured (HTTP 400)
+│   ├── PromptTooLong      the prompt leaves no room for one output token
+│   ├── NeverFits          prompt + max_tokens exceed what the empty system holds
+│   └── UnsupportedField   a known field that this version does not serve
+├── ModelError             a model file is missing, damaged or of an unknown kind
+├── EngineDead             the engine thread has failed; nothing can be served (HTTP 503)
+├── Draining               the server is shutting down (HTTP 503)
+└── PolicyError            a scheduling policy broke its contract (our own bug)
+"""
+
+from __future__ import annotations
+
+
+class EverystopError(Exception):
+    """Base of all named errors; the message says cause, numbers, and what to change."""
+
+
+class ConfigError(EverystopError):
+    """A setting that cannot be honoured."""
+
+
+class RequestError(EverystopError):
+    """A request that cannot be honoured; `param` names the offending field where there is one."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class PromptTooLong(RequestError):
+    """The prompt alone fills or exceeds the longest sequence that can be served."""
+
+    def __init__(self, num_prompt_tokens: int, limit_tokens: int) -> None:
+        super().__init__(
+            f"the prompt has {num_prompt_tokens:,} tokens, but at most {limit_tokens - 1:,} fit beside one output token "
+            f"(limit {limit_tokens:,}); shorten it, or raise --max-model-len or --kv-cache-memory",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+
+
+class NeverFits(RequestError):
+    """Prompt and `max_tokens` together exceed what an empty server could hold."""
+
+    def __init__(self, num_prompt_tokens: int, max_tokens: int, limit_tokens: int) -> None:
+        super().__init__(
+            f"{num_prompt_tokens:,} prompt tokens + max_tokens {max_tokens:,} = {num_prompt_tokens + max_tokens:,} tokens, "
+            f"but at most {limit_tokens:,} fit; lower max_tokens to {limit_tokens - num_prompt_tokens:,}, shorten the prompt, "
+            "or raise --max-model-len or --kv-cache-memory",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+
+
+class UnsupportedField(RequestError):
+    """A field that is known but not served; refused by name, never ignored."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message, param=param, code="unsupported_field")
+
+
+class ModelError(EverystopError):
+    """A model that cannot be loaded; the message names the file, and the tensor where there is one."""
+
+
+class EngineDead(EverystopError):
+    """The engine has stopped after a failure."""
+
+
+class Draining(EverystopError):
+    """The server is shutting down and takes no new requests."""
+
+
+class PolicyError(EverystopError):
+    """A policy answered something that its contract forbids."""

@@ -1,0 +1,125 @@
+"""The one event schema: everything that is shown (metrics, records, pictures, explanations) is a view of these tuples.
+
+All times are integer nanoseconds of the engine's monotonic clock. Appending an event is one tuple append; formatting happens
+elsewhere. `SCHEMA_VERSION` changes when a field does.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from everystop.core.plan import StepPlan
+from everystop.core.request import FinishReason
+
+SCHEMA_VERSION = 1
+
+
+class WaitReason(StrEnum):
+    """Why a request is not running."""
+
+    STEP_RUNNING = "step_running"
+    NO_SLOT = "no_slot"
+    NO_BLOCKS = "no_blocks"
+    TOKEN_BUDGET = "token_budget"
+    BATCH_BARRIER = "batch_barrier"
+    BATCH_FILL = "batch_fill"
+    AFTER_PREEMPT = "after_preempt"
+    PREEMPTED = "preempted"
+    TENANT_LIMIT = "tenant_limit"
+    OVER_SHARE = "over_share"
+    FORK = "fork"
+    BEHIND = "behind"
+
+
+class ArrivalEvent(NamedTuple):
+    """`Scheduler.add` took a request."""
+
+    now_ns: int
+    request_id: int
+    group_id: int
+    choice_index: int
+    num_prompt_tokens: int
+    max_tokens: int
+    tenant: str
+    priority: int
+
+
+class RefuseEvent(NamedTuple):
+    """`Scheduler.add` refused a request; `code` is the error's class name."""
+
+    now_ns: int
+    request_id: int
+    code: str
+
+
+class AdmitEvent(NamedTuple):
+    """A request boarded; `num_cached_tokens` came from the prefix cache, `forked_from` is a sibling's id or -1."""
+
+    now_ns: int
+    step_id: int
+    request_id: int
+    slot: int
+    num_tokens: int
+    num_cached_tokens: int
+    resumed: bool
+    forked_from: int
+
+
+class PreemptEvent(NamedTuple):
+    """A request lost slot and blocks; `num_lost_tokens` were computed and must be computed or matched again."""
+
+    now_ns: int
+    step_id: int
+    request_id: int
+    slot: int
+    num_lost_tokens: int
+
+
+class WaitEvent(NamedTuple):
+    """The reason why a request waits has changed. `need` and `have` are blocks for `no_blocks`; `behind` is the id of the one ahead.
+
+    Only the head of the queue gets its own reason; the event with reason `behind` and request_id -1 stands for all others.
+    """
+
+    now_ns: int
+    request_id: int
+    reason: WaitReason
+    need: int
+    have: int
+    behind: int
+
+
+class StepEvent(NamedTuple):
+    """A step was executed and taken back: its plan, the tokens that were accepted, the state after it, its durations."""
+
+    now_ns: int
+    scheduled_ns: int
+    execute_ns: int
+    plan: StepPlan
+    tokens: tuple[tuple[int, ...], ...]
+    num_running: int
+    num_waiting: int
+    num_held: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_evicted_blocks: int
+    num_wasted_rows: int
+
+
+class FinishEvent(NamedTuple):
+    """The one terminal event of a request that was taken."""
+
+    now_ns: int
+    step_id: int
+    request_id: int
+    slot: int
+    reason: FinishReason
+    detail: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+
+
+Event = ArrivalEvent | RefuseEvent | AdmitEvent | PreemptEvent | WaitEvent | StepEvent | FinishEvent

@@ -1,0 +1,106 @@
+"""What one step does, as plain data: `StepPlan` goes to the runner, `StepResult` comes back; both can be written as one JSON line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
+
+from everystop.core.request import SamplingParams
+
+
+class Row(NamedTuple):
+    """One scheduled row: `num_tokens` tokens of a request, from position `start` on.
+
+    `logits_from` is the offset inside the row of the first token whose logits are needed: num_tokens - 1 where the row samples,
+    num_tokens where it does not (a prefill chunk that is not the last). `num_draft` counts drafted tokens at the row's end (0 now).
+    """
+
+    request_id: int
+    start: int
+    num_tokens: int
+    num_draft: int
+    logits_from: int
+
+
+class Admitted(NamedTuple):
+    """All that a runner needs to know of a request, sent once when it boards (again after a preemption).
+
+    `token_ids` are prompt and generated tokens; `block_table` covers them and one more; `stop_token_ids` are masked until
+    `params.min_tokens` tokens are out.
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    params: SamplingParams
+    choice_index: int
+    stop_token_ids: tuple[int, ...]
+    block_table: tuple[int, ...]
+    slot: int
+    adapter: str
+
+
+class NewBlocks(NamedTuple):
+    """`block_table[index : index + len(block_ids)] = block_ids`; it may extend the table or replace entries in it."""
+
+    request_id: int
+    index: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step, as a delta to what the runner knows.
+
+    Order of execution: drop `released` and `preempted`, take `admitted`, apply `new_blocks`, do the block `copies`
+    (source, destination), then the forward pass over `rows`. The last `num_padded_rows` rows are computed and thrown away
+    (static-padded only). A plan without rows carries bookkeeping, or a `wake_at_ns` before which nothing can be done.
+    """
+
+    step_id: int
+    rows: list[Row] = field(default_factory=list)
+    admitted: list[Admitted] = field(default_factory=list)
+    new_blocks: list[NewBlocks] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+    preempted: list[int] = field(default_factory=list)
+    num_padded_rows: int = 0
+    wake_at_ns: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed by this step, padded rows included."""
+        return sum(row[2] for row in self.rows)
+
+    @property
+    def is_noop(self) -> bool:
+        """Nothing for the runner to do."""
+        return not (self.rows or self.admitted or self.released or self.preempted or self.new_blocks or self.copies)
+
+    def to_json(self) -> str:
+        """One line, the same bytes for the same plan."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities (natural, of the raw logits) of one sampled token and of the best ones beside it, best first."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a runner brings back; `rows` runs parallel to `StepPlan.rows`.
+
+    Each entry of `rows` is the tuple of sampled token ids (empty for a chunk that samples nothing) or a failure code, a str, which
+    fails that request alone. `logprobs` holds one entry per sampled token for requests that asked. `stopped` names requests whose
+    stop string ended with this step's token, and which one it was.
+    """
+
+    rows: list[tuple[int, ...] | str]
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    stopped: dict[int, str] = field(default_factory=dict)
+    execute_ns: int = 0

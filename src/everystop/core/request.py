@@ -1,0 +1,158 @@
+"""What is served: a request, its sampling parameters and its state; knows nothing of blocks' owners, queues or time."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class RequestState(StrEnum):
+    """Where a request stands; `FINISHED` is terminal."""
+
+    WAITING = "waiting"
+    FORKING = "forking"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; `stop` and `length` are OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How output tokens are chosen; validated at the edge by `validate`, read-only afterwards.
+
+    `temperature` 0 is greedy (ties to the lowest id). `top_k` 0 means all. `logprobs` is None for none, 0 for the chosen token
+    only, k for the k best beside it. `seed` None is replaced by a number at the edge. `max_tokens` None means as many as fit.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence to generate; mutated by the `Scheduler` alone.
+
+    `request_id` is the arrival index: the last tie-break of every order. The n choices of one client request are n `Request`s with
+    one `group_id` (the id of the first) and `choice_index` 0 to n-1.
+    """
+
+    request_id: int
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    arrival_ns: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    group_id: int = -1
+    choice_index: int = 0
+    tenant: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+    adapter: str = ""
+    block_keys: list[bytes] = field(default_factory=list)
+
+    state: RequestState = RequestState.WAITING
+    finish_reason: FinishReason | None = None
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    num_prompt_tokens: int = 0
+    max_tokens: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    num_computed_tokens: int = 0
+    num_in_flight: int = 0
+    num_pending_samples: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_published_blocks: int = 0
+    block_table: list[int] = field(default_factory=list)
+    slot: int = -1
+    last_served_step: int = -1
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        self.token_ids = array("i", self.prompt_token_ids)
+        self.prompt_token_ids = ()  # one copy is enough: token_ids[:num_prompt_tokens]
+        self.num_prompt_tokens = len(self.token_ids)
+        if self.group_id < 0:
+            self.group_id = self.request_id
+        eos = () if self.params.ignore_eos else self.eos_token_ids
+        self.stop_ids = frozenset((*eos, *self.params.stop_token_ids))
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens known so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_scheduled_through(self) -> int:
+        """Tokens computed or on their way: where the next row starts."""
+        return self.num_computed_tokens + self.num_in_flight
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens still to compute, counting one for each token that is being sampled now."""
+        return len(self.token_ids) + self.num_pending_samples - self.num_computed_tokens - self.num_in_flight
+
+    @property
+    def is_prefilling(self) -> bool:
+        """More than the one token of a decode is left to compute."""
+        return self.num_remaining > 1
+
+    @property
+    def is_finished(self) -> bool:
+        """Terminal."""
+        return self.state is RequestState.FINISHED
+
+
+def extend_block_keys(request: Request, block_size: int) -> None:
+    """Append to `request.block_keys` the keys of all full blocks of known tokens that have none yet.
+
+    The key of block i is SHA-256 over (key of block i-1, its token ids as 32-bit little-endian); the chain starts from a digest of
+    the salt and the adapter, each with its own tag, so that adapter "x" and salt "x" never meet. Keys given from outside
+    (a trace, a record) stand as they are: the chain continues from the last one.
+
+    Example, block_size 4, 10 known tokens: keys of blocks 0 (tokens 0..3) and 1 (4..7); tokens 8 and 9 stay private.
+    """
+    keys = request.block_keys
+    num_full = len(request.token_ids) // block_size
+    if len(keys) >= num_full:
+        return
+    parent = keys[-1] if keys else _root_key(request.cache_salt, request.adapter)
+    for i in range(len(keys), num_full):
+        block = request.token_ids[i * block_size : (i + 1) * block_size]
+        parent = hashlib.sha256(parent + block.tobytes()).digest()
+        keys.append(parent)
+
+
+def _root_key(salt: str, adapter: str) -> bytes:
+    tagged = f"salt:{len(salt)}:{salt};adapter:{len(adapter)}:{adapter}"
+    return hashlib.sha256(tagged.encode("utf-8", "surrogatepass")).digest()
