@@ -1,0 +1,44 @@
+"""What crosses between the engine thread and everybody else: plain, serialisable data, nothing shared."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from everystop.core.plan import TokenLogprobs
+from everystop.core.request import SamplingParams
+
+
+class Submit(NamedTuple):
+    """A client's request with its n choices; choice k gets the id `first_request_id + k`."""
+
+    first_request_id: int
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    tenant: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class Abort(NamedTuple):
+    """The client of these requests has gone; unknown or finished ids are ignored."""
+
+    request_ids: tuple[int, ...]
+
+
+class StepOutput(NamedTuple):
+    """What one step brought for one request; `finish_reason` is set exactly once, in its last output.
+
+    `finish_reason` is stop, length, abort or error; with `error` the message says what failed. `stop_reason` is the matched stop
+    string or stop token id where there is one. `num_cached_tokens` is the number of prompt tokens taken from the prefix cache.
+    `refused` marks a request that was never taken (the message in `error` is for HTTP 400).
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+    error_code: str | None = None
+    refused: bool = False
