@@ -1,0 +1,49 @@
+// Linear layers y = x · wᵀ + bias over weights packed for this process's instruction-set path.
+//
+// int8 is group-wise W8A8: weights and activations are int8 with one float scale per row and group of 64 inputs
+// (symmetric, max|x| / 127). Inside a group the dot product is an exact integer; across groups
+//   acc = fma(float(dot), weight_scale * activation_scale, acc)
+// runs in ascending order of groups, and the bias is added last. float32 is one fma chain per output over
+// ascending inputs. So an output depends on its own row of x alone: not on the number of rows, the row's
+// position, the number of threads or how tiles are shared out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "thread_team.hpp"
+
+namespace everystop {
+
+enum class Dtype { float32, int8 };
+
+// Inputs that share one scale.
+constexpr int64_t kGroupSize = 64;
+
+// Names the packed layout; part of the key of any cache of packed weights.
+const char* linear_layout_name(Dtype dtype);
+
+// Bytes of the packed form of w [n, k].
+size_t packed_linear_bytes(Dtype dtype, int64_t n, int64_t k);
+
+// Packs w [n, k], row-major, into `out` (packed_linear_bytes, aligned to 64 bytes).
+void pack_linear(Dtype dtype, const float* w, int64_t n, int64_t k, uint8_t* out, ThreadTeam& team);
+
+// Bytes of scratch that prepare_activations needs for up to max_rows rows of k inputs.
+size_t activation_bytes(Dtype dtype, int64_t max_rows, int64_t k);
+
+// Converts x [m, k] (consecutive rows ldx floats apart) into the form linear_forward reads. `scratch` holds
+// activation_bytes(dtype, m, k), aligned to 64 bytes. One prepared x serves any number of layers of k inputs.
+void prepare_activations(Dtype dtype, const float* x, int64_t m, int64_t k, int64_t ldx, uint8_t* scratch,
+                         ThreadTeam& team);
+
+// y [m, n] (rows ldy floats apart) = x · wᵀ + bias [n], where bias may be null. `packed` is aligned to 64 bytes and
+// only read. A NaN or infinity in a row of x makes that row of y not finite and leaves the others untouched.
+void linear_forward(Dtype dtype, const uint8_t* packed, const uint8_t* activations, int64_t m, int64_t n,
+                    int64_t k, const float* bias, float* y, int64_t ldy, ThreadTeam& team);
+
+// The slow, obvious version of prepare_activations and linear_forward together; the oracle of the tests.
+void linear_naive(Dtype dtype, const uint8_t* packed, const float* x, int64_t m, int64_t n, int64_t k,
+                  const float* bias, float* y);
+
+}  // namespace everystop

@@ -1,0 +1,137 @@
+#include "thread_team.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <stdexcept>
+#include <string>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace everystop {
+namespace {
+
+constexpr uint64_t kTilesMask = 0xffffffffu;
+// Longer than the serial gaps inside a step, shorter than the gap between two steps of an idle server.
+constexpr auto kSpinTime = std::chrono::microseconds(50);
+constexpr int kPausesPerClockRead = 32;
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+ThreadTeam::ThreadTeam(int num_threads) : num_threads_(num_threads) {
+  if (num_threads < 1 || num_threads > 1024) {
+    throw std::invalid_argument("num_threads must be between 1 and 1024, not " + std::to_string(num_threads));
+  }
+}
+
+ThreadTeam::~ThreadTeam() {
+  stopping_.store(true);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wake_.notify_all();
+  }
+  // After a fork the threads exist only in the parent.
+  const bool forked = owner_process_ != static_cast<int64_t>(getpid());
+  for (std::thread& worker : workers_) {
+    if (forked) {
+      worker.detach();
+    } else {
+      worker.join();
+    }
+  }
+}
+
+void ThreadTeam::start_workers() {
+  owner_process_ = static_cast<int64_t>(getpid());
+  workers_.reserve(static_cast<size_t>(num_threads_ - 1));
+  for (int thread = 1; thread < num_threads_; ++thread) {
+    workers_.emplace_back([this, thread] { work(thread); });
+  }
+}
+
+void ThreadTeam::run_shared(int64_t num_tiles, Call call, const void* context) {
+  if (workers_.empty()) start_workers();
+  call_.store(call, std::memory_order_relaxed);
+  context_.store(context, std::memory_order_relaxed);
+  num_tiles_.store(num_tiles, std::memory_order_relaxed);
+  num_done_.store(0, std::memory_order_relaxed);
+  const uint64_t job = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+  ticket_.store(job << 32 | static_cast<uint64_t>(num_tiles), std::memory_order_seq_cst);
+  if (num_sleeping_.load(std::memory_order_seq_cst) > 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wake_.notify_all();
+  }
+  const int64_t own = take_tiles(0);
+  num_done_.fetch_add(own, std::memory_order_acq_rel);
+  wait_until_done(num_tiles);
+}
+
+// Runs tiles of the current job until none is left; returns how many this thread ran. The job's fields are read
+// before the exchange: if it succeeds, a tile of that same job was still to be taken, so they were its fields,
+// and they stay until this tile is counted as done.
+int64_t ThreadTeam::take_tiles(int thread) {
+  int64_t num_taken = 0;
+  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  while ((ticket & kTilesMask) != 0) {
+    const Call call = call_.load(std::memory_order_relaxed);
+    const void* context = context_.load(std::memory_order_relaxed);
+    const int64_t num_tiles = num_tiles_.load(std::memory_order_relaxed);
+    if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+      continue;
+    }
+    call(context, num_tiles - static_cast<int64_t>(ticket & kTilesMask), thread);
+    ++num_taken;
+    ticket = ticket_.load(std::memory_order_acquire);
+  }
+  return num_taken;
+}
+
+void ThreadTeam::work(int thread) {
+  uint64_t seen = 0;
+  while (wait_for_work(seen)) {
+    seen = ticket_.load(std::memory_order_acquire) >> 32;
+    const int64_t num_taken = take_tiles(thread);
+    if (num_taken > 0) num_done_.fetch_add(num_taken, std::memory_order_acq_rel);
+  }
+}
+
+// Waits until a job other than number `seen` has tiles left: spins for a short while, then sleeps. Returns false
+// when the team is closing.
+bool ThreadTeam::wait_for_work(uint64_t seen) {
+  auto has_work = [&] {
+    const uint64_t ticket = ticket_.load(std::memory_order_seq_cst);
+    return (ticket >> 32 != seen && (ticket & kTilesMask) != 0) || stopping_.load(std::memory_order_relaxed);
+  };
+  const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+  do {
+    for (int i = 0; i < kPausesPerClockRead; ++i) {
+      if (has_work()) return !stopping_.load();
+      pause_cpu();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  std::unique_lock<std::mutex> lock(mutex_);
+  num_sleeping_.fetch_add(1, std::memory_order_seq_cst);
+  wake_.wait(lock, has_work);
+  num_sleeping_.fetch_sub(1, std::memory_order_relaxed);
+  return !stopping_.load();
+}
+
+void ThreadTeam::wait_until_done(int64_t num_tiles) {
+  for (int spins = 0; num_done_.load(std::memory_order_acquire) != num_tiles; ++spins) {
+    // A thread that holds a tile may have lost its core to this spin.
+    if (spins > 4000) std::this_thread::yield();
+    pause_cpu();
+  }
+}
+
+}  // namespace everystop
