@@ -5,8 +5,14 @@ EverystopError
 ├── RequestError           a client's request cannot be honoured (HTTP 400)
 │   ├── PromptTooLong      the prompt leaves no room for one output token
 │   ├── NeverFits          prompt + max_tokens exceed what the empty system holds
-│   └── UnsupportedField   a known field that this version does not serve
+│   ├── UnsupportedField   a known field that this version does not serve
+│   ├── ChatTemplateMissing  chat was asked of a model that has no template
+│   └── ChatTemplateError  the template refused the messages, or failed on them
 ├── ModelError             a model file is missing, damaged or of an unknown kind
+│   ├── ModelNotFound      no such embedded name, file or folder
+│   ├── ModelFileDamaged   a file is truncated, altered or contradicts itself
+│   ├── UnsupportedModel   a sound file of a kind that this version does not serve
+│   └── PullFailed         an embedded model could not be fetched
 ├── EngineDead             the engine thread has failed; nothing can be served (HTTP 503)
 ├── Draining               the server is shutting down (HTTP 503)
 └── PolicyError            a scheduling policy broke its contract (our own bug)
@@ -66,6 +72,30 @@ class UnsupportedField(RequestError):
 
 class ModelError(EverystopError):
     """A model that cannot be loaded; the message names the file, and the tensor where there is one."""
+
+
+class ModelNotFound(ModelError):
+    """Neither an embedded name, nor a `.gguf` file, nor a folder with a model."""
+
+
+class ModelFileDamaged(ModelError):
+    """A model file that is truncated, altered, or contradicts itself."""
+
+
+class UnsupportedModel(ModelError):
+    """A sound model file of a kind that this version does not serve; names the kind."""
+
+
+class PullFailed(ModelError):
+    """An embedded model that could not be fetched or verified."""
+
+
+class ChatTemplateMissing(RequestError):
+    """Chat was asked of a model that brings no chat template."""
+
+
+class ChatTemplateError(RequestError):
+    """The chat template refused the messages, or failed on them; carries the template's own words."""
 
 
 class EngineDead(EverystopError):
