@@ -1,0 +1,201 @@
+"""Makes the `Config` from flags, environment variables and a `--config` file; which fields there are, `Config` says.
+
+A flag wins over an environment variable (`EVERYSTOP_` and the flag's name), that over the file, that over the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from everystop.config import Config, parse_bytes
+from everystop.core.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "EVERYSTOP_"
+EPILOG = (
+    "Each option can also be given in the environment (--max-num-seqs as EVERYSTOP_MAX_NUM_SEQS) or as a line of the "
+    'TOML file named by --config (max-num-seqs = 32, dtype = "int8"); a flag wins over the environment, and that over '
+    "the file."
+)
+GROUPS = {
+    "network": ("host", "port", "served_model_name", "api_key", "shutdown_timeout", "stats_interval"),
+    "model": ("dtype", "max_model_len", "chat_template", "generation_config", "seed", "threads"),
+    "scheduler": (
+        "policy",
+        "batch_wait_ms",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_num_prefill_tokens",
+        "record",
+    ),
+    "KV cache": ("block_size", "kv_cache_memory", "enable_prefix_caching"),
+}
+METAVARS: dict[Any, str] = {int: "N", float: "SECONDS", parse_bytes: "SIZE"}
+TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
+FALSE_WORDS = frozenset({"0", "false", "no", "off"})
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """argparse's own look, with room for the longest flags and no wider than is pleasant to read."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=min(shutil.get_terminal_size().columns - 2, 110))
+
+
+def add_options(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:
+    """Add a flag for each field of `Config` but the model and those of the groups named in `without`."""
+    group_of = {name: group for group, names in GROUPS.items() for name in names}
+    groups: dict[str, Any] = {title: parser.add_argument_group(title) for title in GROUPS if title not in without}
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with options, one a line")
+    for field in flag_fields():
+        title = group_of.get(field.name)
+        if title not in without:
+            add_option(groups.get(title or "", parser), field)
+
+
+def add_option(group: Any, field: dataclasses.Field[Any]) -> None:
+    """Add the flag of one field; an absent flag leaves no attribute, so that the other sources show through."""
+    flag = field.metadata["flag"]
+    options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": help_text(field)}
+    parse = field.metadata["parse"]
+    if isinstance(field.default, bool):
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options["type"] = as_argparse_type(parse)
+        options["choices"] = field.metadata["choices"]
+        options["metavar"] = None if options["choices"] else METAVARS.get(parse, flag.rpartition("-")[2].upper())
+        if isinstance(field.default, tuple):
+            options["action"] = "append"
+    group.add_argument(flag, **options)
+
+
+def help_text(field: dataclasses.Field[Any]) -> str:
+    """What the field means and its default, unless the text itself says what happens by default."""
+    text: str = field.metadata["help"]
+    if "(default" not in text and field.default not in (None, ()):
+        text += f" (default: {in_words(field.default)})"
+    return text.replace("%", "%%")
+
+
+def in_words(value: Any) -> str:
+    """A default as a reader of the help would type it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def as_argparse_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A parser of one value whose errors argparse reports in its own form."""
+
+    def parse_value(text: str) -> Any:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    parse_value.__name__ = {int: "whole number", float: "number"}.get(parse, "value")  # type: ignore[call-overload]
+    return parse_value
+
+
+def make_config(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Config:
+    """The validated `Config` of a command; raises `ConfigError` that names the source and the value."""
+    values: dict[str, Any] = {}
+    path = getattr(arguments, "config", None) or environment.get(f"{ENVIRONMENT_PREFIX}CONFIG")
+    if path:
+        values |= read_file(Path(path))
+    values |= read_environment(environment)
+    given = vars(arguments)
+    values |= {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if is_set(name, value)
+    }
+    return Config(**values).validate()
+
+
+def is_set(name: str, value: Any) -> bool:
+    """Whether a parsed argument is a field of `Config` that was given."""
+    return value is not None and name in {field.name for field in dataclasses.fields(Config)}
+
+
+def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The fields set by environment variables; an empty variable counts as not set."""
+    values = {}
+    for field in all_fields():
+        variable = ENVIRONMENT_PREFIX + field.name.upper()
+        text = environment.get(variable, "")
+        if text:
+            words = [word.strip() for word in text.split(",")] if isinstance(field.default, tuple) else text
+            values[field.name] = convert(field, words, variable)
+    return values
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The fields set by a TOML file; a key may be spelt with hyphens or underscores, and an unknown one is refused."""
+    import tomllib
+
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"--config {path} is not TOML: {error}") from error
+    fields = {field.name: field for field in all_fields()}
+    values = {}
+    for key, value in table.items():
+        field = fields.get(key.replace("-", "_"))
+        if field is None:
+            raise ConfigError(f"{path} sets {key!r}, which is no option; `everystop serve --help` lists them")
+        values[field.name] = convert(field, value, f"{key} in {path}")
+    return values
+
+
+def convert(field: dataclasses.Field[Any], value: Any, source: str) -> Any:
+    """A value of the environment (text) or the file (any TOML value) as the field wants it; raises `ConfigError`."""
+    if isinstance(field.default, tuple):
+        items = value if isinstance(value, list) else [value]
+        return tuple(convert_one(field, item, source) for item in items)
+    return convert_one(field, value, source)
+
+
+def convert_one(field: dataclasses.Field[Any], value: Any, source: str) -> Any:
+    """One value, checked like a flag's."""
+    if isinstance(field.default, bool):
+        return as_bool(value, source)
+    parse = field.metadata.get("parse", str)
+    if isinstance(value, bool | dict | list) or (parse is str and not isinstance(value, str)):
+        raise ConfigError(f"{source} is {value!r}; it must be {describe(parse)}")
+    try:
+        return parse(str(value))
+    except ValueError as error:
+        raise ConfigError(f"{source} is {value!r}; it must be {describe(parse)}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def describe(parse: Any) -> str:
+    """The kind of value that `parse` takes, in words."""
+    return {int: "a whole number", float: "a number", parse_bytes: "a size"}.get(parse, "text")
+
+
+def as_bool(value: Any, source: str) -> bool:
+    """A truth value from TOML's own or from a word."""
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word not in TRUE_WORDS | FALSE_WORDS:
+        raise ConfigError(f"{source} is {value!r}; write true or false")
+    return word in TRUE_WORDS
+
+
+def all_fields() -> tuple[dataclasses.Field[Any], ...]:
+    """Every field of `Config`."""
+    return dataclasses.fields(Config)
+
+
+def flag_fields() -> Iterator[dataclasses.Field[Any]]:
+    """The fields that have a flag: all but the model, which is a word of its own."""
+    return (field for field in all_fields() if "flag" in field.metadata)
