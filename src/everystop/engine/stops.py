@@ -1,0 +1,55 @@
+"""Finds stop strings in text that arrives piece by piece, and never lets a part of one through."""
+
+from __future__ import annotations
+
+
+class StopMatcher:
+    """Watches one sequence's text for stop strings.
+
+    The stop that is complete first wins; where two are complete at the same character, the longer. So the result does not depend
+    on how the text is cut into pieces. Text is held back only while it could be the beginning of a stop.
+
+    Example, stops ("DEFG",): feed("ABCDE") gives ("ABC", None) and holds "DE"; then feed("FX") gives ("DEFX", None), while
+    feed("FGH") gives ("", "DEFG") and "H" is dropped.
+    """
+
+    __slots__ = ("_held", "_longest", "_stops")
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        assert all(stops), "an empty stop string is refused at the edge"
+        self._stops = stops
+        self._longest = max(map(len, stops), default=0)
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """The text that may be shown now, and the stop that ended it; after a match nothing more may be fed."""
+        window = self._held + text
+        match = self._first_match(window)
+        if match is not None:
+            start, stop = match
+            self._held = ""
+            return window[:start], stop
+        cut = len(window) - self._num_held(window)
+        self._held = window[cut:]
+        return window[:cut], None
+
+    def flush(self) -> str:
+        """The text that was held back, once no more can come."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, window: str) -> tuple[int, str] | None:
+        best: tuple[int, int, str] | None = None  # (end, start, stop)
+        for stop in self._stops:
+            start = window.find(stop)
+            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
+                best = (start + len(stop), start, stop)
+        return None if best is None else best[1:]
+
+    def _num_held(self, window: str) -> int:
+        """Characters at the end of `window` that begin some stop."""
+        for size in range(min(self._longest - 1, len(window)), 0, -1):
+            tail = window[-size:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return size
+        return 0
