@@ -48,7 +48,8 @@ Isa forced_isa(const std::string& name) {
     throw std::invalid_argument("EVERYSTOP_ISA=" + name + ": this CPU cannot run it; it supports " +
                                 supported_names() + " (unset the variable to let Everystop choose)");
   }
-  throw std::invalid_argument("EVERYSTOP_ISA=" + name + " is unknown; this CPU supports " + supported_names());
+  throw std::invalid_argument("EVERYSTOP_ISA=" + name + " is unknown; this CPU supports " +
+                              supported_names());
 }
 
 Isa choose_isa() {

@@ -1,7 +1,7 @@
 // Linear layers y = x · wᵀ + bias over weights packed for this process's instruction-set path.
 //
-// int8 is group-wise W8A8: weights and activations are int8 with one float scale per row and group of 64 inputs
-// (symmetric, max|x| / 127). Inside a group the dot product is an exact integer; across groups
+// int8 is group-wise W8A8: weights and activations are int8 with one float scale per row and group of 64
+// inputs (symmetric, max|x| / 127). Inside a group the dot product is an exact integer; across groups
 //   acc = fma(float(dot), weight_scale * activation_scale, acc)
 // runs in ascending order of groups, and the bias is added last. float32 is one fma chain per output over
 // ascending inputs. So an output depends on its own row of x alone: not on the number of rows, the row's
@@ -37,8 +37,9 @@ size_t activation_bytes(Dtype dtype, int64_t max_rows, int64_t k);
 void prepare_activations(Dtype dtype, const float* x, int64_t m, int64_t k, int64_t ldx, uint8_t* scratch,
                          ThreadTeam& team);
 
-// y [m, n] (rows ldy floats apart) = x · wᵀ + bias [n], where bias may be null. `packed` is aligned to 64 bytes and
-// only read. A NaN or infinity in a row of x makes that row of y not finite and leaves the others untouched.
+// y [m, n] (rows ldy floats apart) = x · wᵀ + bias [n], where bias may be null. `packed` is aligned to 64
+// bytes and only read. A NaN or infinity in a row of x makes that row of y not finite and leaves the others
+// untouched.
 void linear_forward(Dtype dtype, const uint8_t* packed, const uint8_t* activations, int64_t m, int64_t n,
                     int64_t k, const float* bias, float* y, int64_t ldy, ThreadTeam& team);
 

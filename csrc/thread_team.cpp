@@ -76,9 +76,9 @@ void ThreadTeam::run_shared(int64_t num_tiles, Call call, const void* context) {
   wait_until_done(num_tiles);
 }
 
-// Runs tiles of the current job until none is left; returns how many this thread ran. The job's fields are read
-// before the exchange: if it succeeds, a tile of that same job was still to be taken, so they were its fields,
-// and they stay until this tile is counted as done.
+// Runs tiles of the current job until none is left; returns how many this thread ran. The job's fields are
+// read before the exchange: if it succeeds, a tile of that same job was still to be taken, so they were its
+// fields, and they stay until this tile is counted as done.
 int64_t ThreadTeam::take_tiles(int thread) {
   int64_t num_taken = 0;
   uint64_t ticket = ticket_.load(std::memory_order_acquire);
@@ -86,7 +86,8 @@ int64_t ThreadTeam::take_tiles(int thread) {
     const Call call = call_.load(std::memory_order_relaxed);
     const void* context = context_.load(std::memory_order_relaxed);
     const int64_t num_tiles = num_tiles_.load(std::memory_order_relaxed);
-    if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+    if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
+                                       std::memory_order_acquire)) {
       continue;
     }
     call(context, num_tiles - static_cast<int64_t>(ticket & kTilesMask), thread);
@@ -97,20 +98,18 @@ int64_t ThreadTeam::take_tiles(int thread) {
 }
 
 void ThreadTeam::work(int thread) {
-  uint64_t seen = 0;
-  while (wait_for_work(seen)) {
-    seen = ticket_.load(std::memory_order_acquire) >> 32;
+  while (wait_for_work()) {
     const int64_t num_taken = take_tiles(thread);
     if (num_taken > 0) num_done_.fetch_add(num_taken, std::memory_order_acq_rel);
   }
 }
 
-// Waits until a job other than number `seen` has tiles left: spins for a short while, then sleeps. Returns false
-// when the team is closing.
-bool ThreadTeam::wait_for_work(uint64_t seen) {
+// Waits until the current job has tiles left: spins for a short while, then sleeps. Returns false when the
+// team is closing.
+bool ThreadTeam::wait_for_work() {
   auto has_work = [&] {
-    const uint64_t ticket = ticket_.load(std::memory_order_seq_cst);
-    return (ticket >> 32 != seen && (ticket & kTilesMask) != 0) || stopping_.load(std::memory_order_relaxed);
+    return (ticket_.load(std::memory_order_seq_cst) & kTilesMask) != 0 ||
+           stopping_.load(std::memory_order_relaxed);
   };
   const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
   do {

@@ -1,8 +1,8 @@
 // A team of threads that shares out the tiles of one operation at a time.
 //
-// Tiles are taken one by one from a shared counter, so a thread that loses its core for a moment costs at most
-// the tile it holds. The caller takes part and waits only for tiles that were taken, never for a thread that
-// took none: a sleeping or descheduled worker delays nobody.
+// Tiles are taken one by one from a shared counter, so a thread that loses its core for a moment costs at
+// most the tile it holds. The caller takes part and waits only for tiles that were taken, never for a thread
+// that took none: a sleeping or descheduled worker delays nobody.
 #pragma once
 
 #include <atomic>
@@ -26,8 +26,8 @@ class ThreadTeam {
 
   int size() const { return num_threads_; }
 
-  // Calls body(tile, thread) once for each tile in [0, num_tiles), thread in [0, size()), and returns when all
-  // are done. The bodies must not throw, must not call run(), and one thread at a time may call run().
+  // Calls body(tile, thread) once for each tile in [0, num_tiles), thread in [0, size()), and returns when
+  // all are done. The bodies must not throw, must not call run(), and one thread at a time may call run().
   template <class F>
   void run(int64_t num_tiles, F&& body) {
     if (num_threads_ == 1 || num_tiles <= 1) {
@@ -48,7 +48,7 @@ class ThreadTeam {
   void start_workers();
   void work(int thread);
   int64_t take_tiles(int thread);
-  bool wait_for_work(uint64_t seen);
+  bool wait_for_work();
   void wait_until_done(int64_t num_tiles);
 
   const int num_threads_;

@@ -1,0 +1,243 @@
+// Python bindings of the linear layers and of dequantisation. Checks every size; the kernels check none.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "dequantize.hpp"
+#include "isa.hpp"
+#include "linear.hpp"
+#include "quantize.hpp"
+
+namespace nb = nanobind;
+
+namespace everystop {
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T, int kDims>
+using Result = nb::ndarray<nb::numpy, T, nb::ndim<kDims>, nb::c_contig>;
+
+constexpr size_t kAlignment = 64;
+
+struct FreeBuffer {
+  void operator()(void* p) const { std::free(p); }
+};
+using Buffer = std::unique_ptr<uint8_t, FreeBuffer>;
+
+Buffer allocate(size_t bytes) {
+  const size_t rounded = (bytes + kAlignment) / kAlignment * kAlignment;
+  void* p = std::aligned_alloc(kAlignment, rounded);
+  if (p == nullptr) throw std::bad_alloc();
+  return Buffer(static_cast<uint8_t*>(p));
+}
+
+template <class T, int kDims>
+Result<T, kDims> give(Buffer buffer, std::initializer_list<size_t> shape) {
+  void* data = buffer.get();
+  nb::capsule owner(buffer.release(), [](void* p) noexcept { std::free(p); });
+  return Result<T, kDims>(data, shape, owner);
+}
+
+void require(bool condition, const std::string& message) {
+  if (!condition) throw nb::value_error(message.c_str());
+}
+
+void require_sizes(std::initializer_list<std::pair<const char*, int64_t>> sizes) {
+  for (const auto& [name, size] : sizes) {
+    require(size >= 0 && size < int64_t{1} << 31,
+            std::string(name) + " must be between 0 and 2,147,483,647, not " + std::to_string(size));
+  }
+}
+
+Dtype parse_dtype(const std::string& name) {
+  if (name == "int8") return Dtype::int8;
+  require(name == "float32", "dtype must be int8 or float32, not " + name);
+  return Dtype::float32;
+}
+
+void require_packed(Dtype dtype, const Bytes& packed, int64_t n, int64_t k) {
+  require_sizes({{"n", n}, {"k", k}});
+  const size_t bytes = packed_linear_bytes(dtype, n, k);
+  require(packed.size() == bytes, "packed weights of [" + std::to_string(n) + ", " + std::to_string(k) +
+                                      "] take " + std::to_string(bytes) + " bytes, not " +
+                                      std::to_string(packed.size()));
+  require(reinterpret_cast<uintptr_t>(packed.data()) % kAlignment == 0,
+          "packed weights must start at a multiple of 64 bytes in memory");
+}
+
+Result<uint8_t, 1> py_pack_linear(const std::string& dtype_name, Matrix w, int num_threads) {
+  const Dtype dtype = parse_dtype(dtype_name);
+  const int64_t n = static_cast<int64_t>(w.shape(0));
+  const int64_t k = static_cast<int64_t>(w.shape(1));
+  require_sizes({{"n", n}, {"k", k}});
+  ThreadTeam team(num_threads);
+  const size_t bytes = packed_linear_bytes(dtype, n, k);
+  Buffer out = allocate(bytes);
+  {
+    nb::gil_scoped_release release;
+    pack_linear(dtype, w.data(), n, k, out.get(), team);
+  }
+  return give<uint8_t, 1>(std::move(out), {bytes});
+}
+
+Result<float, 2> py_linear(const std::string& dtype_name, Bytes packed, Matrix x, int64_t n, int64_t k,
+                           std::optional<Vector> bias, int num_threads, bool naive) {
+  const Dtype dtype = parse_dtype(dtype_name);
+  require_packed(dtype, packed, n, k);
+  require(static_cast<int64_t>(x.shape(1)) == k,
+          "x has " + std::to_string(x.shape(1)) + " columns, the layer takes k = " + std::to_string(k));
+  require(!bias || static_cast<int64_t>(bias->size()) == n,
+          "bias has " + std::to_string(bias ? bias->size() : 0) +
+              " entries, the layer has n = " + std::to_string(n));
+  const int64_t m = static_cast<int64_t>(x.shape(0));
+  require_sizes({{"m", m}});
+  const float* bias_data = bias ? bias->data() : nullptr;
+  ThreadTeam team(num_threads);
+  Buffer y = allocate(static_cast<size_t>(m * n) * sizeof(float));
+  float* y_data = reinterpret_cast<float*>(y.get());
+  {
+    nb::gil_scoped_release release;
+    if (naive) {
+      linear_naive(dtype, packed.data(), x.data(), m, n, k, bias_data, y_data);
+    } else {
+      Buffer activations = allocate(activation_bytes(dtype, m, k));
+      prepare_activations(dtype, x.data(), m, k, k, activations.get(), team);
+      linear_forward(dtype, packed.data(), activations.get(), m, n, k, bias_data, y_data, n, team);
+    }
+  }
+  return give<float, 2>(std::move(y), {static_cast<size_t>(m), static_cast<size_t>(n)});
+}
+
+std::tuple<Result<uint8_t, 2>, Result<float, 2>> py_quantize_activations(Matrix x) {
+  const int64_t m = static_cast<int64_t>(x.shape(0));
+  const int64_t k = static_cast<int64_t>(x.shape(1));
+  require(k % kGroupSize == 0, "x must have a multiple of 64 columns, not " + std::to_string(k));
+  Buffer values = allocate(static_cast<size_t>(m * k));
+  Buffer scales = allocate(static_cast<size_t>(m * k / kGroupSize) * sizeof(float));
+  for (int64_t group = 0; group < m * k / kGroupSize; ++group) {
+    int8_t q[kGroupSize];
+    reinterpret_cast<float*>(scales.get())[group] =
+        quantize_group(x.data() + group * kGroupSize, kGroupSize, q);
+    for (int64_t i = 0; i < kGroupSize; ++i) {
+      values.get()[group * kGroupSize + i] = static_cast<uint8_t>(q[i] + 128);
+    }
+  }
+  return {give<uint8_t, 2>(std::move(values), {static_cast<size_t>(m), static_cast<size_t>(k)}),
+          give<float, 2>(std::move(scales), {static_cast<size_t>(m), static_cast<size_t>(k / kGroupSize)})};
+}
+
+size_t py_ggml_row_bytes(int type, int64_t k) {
+  require_sizes({{"k", k}});
+  return ggml_row_bytes(ggml_type(type), k);
+}
+
+Result<float, 2> py_dequantize(int type_id, Bytes raw, int64_t n, int64_t k, int num_threads) {
+  require_sizes({{"n", n}, {"k", k}});
+  const GgmlType type = ggml_type(type_id);
+  const size_t bytes = static_cast<size_t>(n) * ggml_row_bytes(type, k);
+  require(raw.size() == bytes, "[" + std::to_string(n) + ", " + std::to_string(k) + "] of GGML type " +
+                                   std::to_string(type_id) + " take " + std::to_string(bytes) +
+                                   " bytes, not " + std::to_string(raw.size()));
+  ThreadTeam team(num_threads);
+  Buffer out = allocate(static_cast<size_t>(n * k) * sizeof(float));
+  {
+    nb::gil_scoped_release release;
+    dequantize(type, raw.data(), n, k, reinterpret_cast<float*>(out.get()), team);
+  }
+  return give<float, 2>(std::move(out), {static_cast<size_t>(n), static_cast<size_t>(k)});
+}
+
+using Layer = std::tuple<Bytes, int64_t, int64_t, int64_t>;
+
+struct MeasuredLayer {
+  const uint8_t* packed;
+  int64_t n, k, m;
+  Buffer x, activations, y;
+};
+
+MeasuredLayer make_measured_layer(Dtype dtype, const Layer& layer) {
+  const auto& [packed, n, k, m] = layer;
+  require_packed(dtype, packed, n, k);
+  require_sizes({{"m", m}});
+  MeasuredLayer made{packed.data(),
+                     n,
+                     k,
+                     m,
+                     allocate(static_cast<size_t>(m * k) * sizeof(float)),
+                     allocate(activation_bytes(dtype, m, k)),
+                     allocate(static_cast<size_t>(m * n) * sizeof(float))};
+  float* x = reinterpret_cast<float*>(made.x.get());
+  for (int64_t i = 0; i < m * k; ++i) x[i] = static_cast<float>(i * 37 % 255 - 127);
+  return made;
+}
+
+std::vector<int64_t> py_measure_linear(const std::string& dtype_name, const std::vector<Layer>& layers,
+                                       int num_threads, int repeats) {
+  const Dtype dtype = parse_dtype(dtype_name);
+  require_sizes({{"repeats", repeats}});
+  ThreadTeam team(num_threads);
+  std::vector<MeasuredLayer> measured;
+  for (const Layer& layer : layers) measured.push_back(make_measured_layer(dtype, layer));
+  std::vector<int64_t> durations;
+  nb::gil_scoped_release release;
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    for (MeasuredLayer& l : measured) {
+      prepare_activations(dtype, reinterpret_cast<float*>(l.x.get()), l.m, l.k, l.k, l.activations.get(),
+                          team);
+      linear_forward(dtype, l.packed, l.activations.get(), l.m, l.n, l.k, nullptr,
+                     reinterpret_cast<float*>(l.y.get()), l.n, team);
+    }
+    durations.push_back(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start)
+            .count());
+  }
+  return durations;
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("isa", [] { return isa_name(active_isa()); }, "Name of this process's instruction-set path.");
+  m.def(
+      "linear_layout", [](const std::string& dtype) { return linear_layout_name(parse_dtype(dtype)); },
+      "dtype"_a, "Name of the layout that pack_linear writes for dtype ('int8' or 'float32') on this path.");
+  m.def(
+      "packed_linear_bytes",
+      [](const std::string& dtype, int64_t n, int64_t k) {
+        require_sizes({{"n", n}, {"k", k}});
+        return packed_linear_bytes(parse_dtype(dtype), n, k);
+      },
+      "dtype"_a, "n"_a, "k"_a, "Bytes of the packed form of w [n, k].");
+  m.def("pack_linear", &py_pack_linear, "dtype"_a, "w"_a.noconvert(), "num_threads"_a = 1,
+        "Packs w [n, k] float32 into a new uint8 array, aligned to 64 bytes.");
+  m.def("linear", &py_linear, "dtype"_a, "packed"_a.noconvert(), "x"_a.noconvert(), "n"_a, "k"_a,
+        "bias"_a.noconvert() = nb::none(), "num_threads"_a = 1, "naive"_a = false,
+        "y [m, n] = x [m, k] · wᵀ + bias [n], from packed weights; naive=True runs the oracle.");
+  m.def("quantize_activations", &py_quantize_activations, "x"_a.noconvert(),
+        "x [m, k] as (uint8 [m, k] with zero point 128, float32 scales [m, k / 64]).");
+  m.def("ggml_row_bytes", &py_ggml_row_bytes, "type"_a, "k"_a,
+        "Bytes of a row of k values of a GGML type id.");
+  m.def("dequantize", &py_dequantize, "type"_a, "raw"_a.noconvert(), "n"_a, "k"_a, "num_threads"_a = 1,
+        "float32 [n, k] from the raw bytes of a GGML tensor.");
+  m.def(
+      "measure_linear", &py_measure_linear, "dtype"_a, "layers"_a, "num_threads"_a, "repeats"_a,
+      "Nanoseconds of each of `repeats` walks over layers of (packed, n, k, m rows), activations included.");
+}
+
+}  // namespace everystop

@@ -1,0 +1,175 @@
+#include "linear.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+#include "isa.hpp"
+#include "linear_kernels.hpp"
+#include "quantize.hpp"
+
+namespace everystop {
+namespace {
+
+static_assert(kGroup == kGroupSize);
+
+int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+size_t weight_tile_bytes(Dtype dtype, int64_t k) {
+  if (dtype == Dtype::int8) return static_cast<size_t>(divide_up(k, kGroup)) * sizeof(WeightGroup);
+  return static_cast<size_t>(k * kTileOutputs) * sizeof(float);
+}
+
+size_t activation_row_bytes(Dtype dtype, int64_t k) {
+  if (dtype == Dtype::int8) return static_cast<size_t>(divide_up(k, kGroup) * kGroupBytesPerRow);
+  return static_cast<size_t>(k) * sizeof(float);
+}
+
+// Cuts m rows into the fewest tiles, as even as can be: 32 rows in tiles of at most 6 are 5 5 5 5 6 6.
+struct RowTiles {
+  RowTiles(int64_t m, int64_t max_rows) : num_rows(m), count(divide_up(m, max_rows)) {}
+  int64_t begin(int64_t tile) const { return tile * num_rows / count; }
+  int rows(int64_t tile) const { return static_cast<int>(begin(tile + 1) - begin(tile)); }
+  int64_t num_rows;
+  int64_t count;
+};
+
+void pack_int8_tile(const float* w, int64_t outputs, int64_t k, int offset, WeightGroup* tile) {
+  int8_t q[kGroup];
+  for (int64_t g = 0; g * kGroup < k; ++g) {
+    WeightGroup& group = tile[g];
+    const int64_t inputs = std::min(kGroup, k - g * kGroup);
+    std::memset(group.values, offset, sizeof group.values);
+    std::memset(group.scales, 0, sizeof group.scales);
+    for (int64_t o = 0; o < outputs; ++o) {
+      group.scales[o] = quantize_group(w + o * k + g * kGroup, inputs, q);
+      for (int64_t i = 0; i < inputs; ++i) {
+        group.values[i / 4][o][i % 4] = static_cast<uint8_t>(q[i] + offset);
+      }
+    }
+  }
+}
+
+void pack_float32_tile(const float* w, int64_t outputs, int64_t k, float* tile) {
+  for (int64_t i = 0; i < k; ++i) {
+    for (int64_t o = 0; o < kTileOutputs; ++o) tile[i * kTileOutputs + o] = o < outputs ? w[o * k + i] : 0.0f;
+  }
+}
+
+void interleave_float32_tile(const float* x, int64_t ldx, int rows, int64_t k, float* tile) {
+  for (int64_t i = 0; i < k; ++i) {
+    for (int r = 0; r < rows; ++r) tile[i * rows + r] = x[r * ldx + i];
+  }
+}
+
+}  // namespace
+
+const LinearKernels& linear_kernels() {
+  switch (active_isa()) {
+#if defined(__x86_64__)
+    case Isa::avx512vnni:
+      return linear_kernels_avx512();
+    case Isa::avxvnni:
+      return linear_kernels_avxvnni();
+    case Isa::avx2:
+      return linear_kernels_avx2();
+#elif defined(__aarch64__)
+    case Isa::neon:
+      return linear_kernels_neon();
+#endif
+    default:
+      return linear_kernels_portable();
+  }
+}
+
+const char* linear_layout_name(Dtype dtype) {
+  return dtype == Dtype::int8 ? linear_kernels().int8_layout : linear_kernels().float32_layout;
+}
+
+size_t packed_linear_bytes(Dtype dtype, int64_t n, int64_t k) {
+  return static_cast<size_t>(divide_up(n, kTileOutputs)) * weight_tile_bytes(dtype, k);
+}
+
+void pack_linear(Dtype dtype, const float* w, int64_t n, int64_t k, uint8_t* out, ThreadTeam& team) {
+  const size_t tile_bytes = weight_tile_bytes(dtype, k);
+  const int offset = linear_kernels().weight_offset;
+  team.run(divide_up(n, kTileOutputs), [&](int64_t tile, int) {
+    const int64_t first = tile * kTileOutputs;
+    const int64_t outputs = std::min(kTileOutputs, n - first);
+    uint8_t* packed = out + static_cast<size_t>(tile) * tile_bytes;
+    if (dtype == Dtype::int8) {
+      pack_int8_tile(w + first * k, outputs, k, offset, reinterpret_cast<WeightGroup*>(packed));
+    } else {
+      pack_float32_tile(w + first * k, outputs, k, reinterpret_cast<float*>(packed));
+    }
+  });
+}
+
+size_t activation_bytes(Dtype dtype, int64_t max_rows, int64_t k) {
+  return static_cast<size_t>(max_rows) * activation_row_bytes(dtype, k);
+}
+
+void prepare_activations(Dtype dtype, const float* x, int64_t m, int64_t k, int64_t ldx, uint8_t* scratch,
+                         ThreadTeam& team) {
+  const LinearKernels& kernels = linear_kernels();
+  const RowTiles tiles(m, kernels.max_tile_rows);
+  const size_t row_bytes = activation_row_bytes(dtype, k);
+  team.run(tiles.count, [&](int64_t tile, int) {
+    const int64_t first = tiles.begin(tile);
+    uint8_t* out = scratch + static_cast<size_t>(first) * row_bytes;
+    if (dtype == Dtype::int8) {
+      kernels.quantize_tile(x + first * ldx, ldx, tiles.rows(tile), k, out);
+    } else {
+      interleave_float32_tile(x + first * ldx, ldx, tiles.rows(tile), k, reinterpret_cast<float*>(out));
+    }
+  });
+}
+
+void linear_forward(Dtype dtype, const uint8_t* packed, const uint8_t* activations, int64_t m, int64_t n,
+                    int64_t k, const float* bias, float* y, int64_t ldy, ThreadTeam& team) {
+  if (m == 0 || n == 0) return;
+  assert(reinterpret_cast<uintptr_t>(packed) % 64 == 0);
+  const LinearKernels& kernels = linear_kernels();
+  const RowTiles row_tiles(m, kernels.max_tile_rows);
+  const int64_t num_output_tiles = divide_up(n, kTileOutputs);
+  const size_t tile_bytes = weight_tile_bytes(dtype, k);
+  const size_t row_bytes = activation_row_bytes(dtype, k);
+
+  // A share is a run of output tiles times a run of row tiles; few rows make short shares, so fewer of them.
+  const int64_t shares_wanted = team.size() == 1 ? 1 : team.size() * (m < 16 ? 4 : 16);
+  const int64_t tiles_per_share = divide_up(num_output_tiles, shares_wanted);
+  const int64_t num_column_shares = divide_up(num_output_tiles, tiles_per_share);
+  const int64_t num_row_shares =
+      num_column_shares >= 2 * team.size()
+          ? 1
+          : std::min(row_tiles.count, divide_up(2 * team.size(), num_column_shares));
+
+  team.run(num_column_shares * num_row_shares, [&](int64_t share, int) {
+    const int64_t row_share = share % num_row_shares;
+    const int64_t first_row_tile = row_share * row_tiles.count / num_row_shares;
+    const int64_t last_row_tile = (row_share + 1) * row_tiles.count / num_row_shares;
+    const int64_t first_output_tile = share / num_row_shares * tiles_per_share;
+    const int64_t last_output_tile = std::min(first_output_tile + tiles_per_share, num_output_tiles);
+    for (int64_t tile = first_output_tile; tile < last_output_tile; ++tile) {
+      const uint8_t* weights = packed + static_cast<size_t>(tile) * tile_bytes;
+      const int64_t first_output = tile * kTileOutputs;
+      for (int64_t row_tile = first_row_tile; row_tile < last_row_tile; ++row_tile) {
+        const int64_t row = row_tiles.begin(row_tile);
+        const uint8_t* x = activations + static_cast<size_t>(row) * row_bytes;
+        const TileOutput out{bias == nullptr ? nullptr : bias + first_output, y + row * ldy + first_output,
+                             ldy, static_cast<int>(std::min(kTileOutputs, n - first_output))};
+        if (dtype == Dtype::int8) {
+          kernels.int8_tile(reinterpret_cast<const WeightGroup*>(weights), x, row_tiles.rows(row_tile),
+                            divide_up(k, kGroup), out);
+        } else {
+          kernels.float32_tile(reinterpret_cast<const float*>(weights), reinterpret_cast<const float*>(x),
+                               row_tiles.rows(row_tile), k, out);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace everystop

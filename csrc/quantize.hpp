@@ -1,0 +1,51 @@
+// Symmetric int8 quantisation of groups of floats: q = round(x · 127 / max|x|), x ≈ q · scale.
+//
+// Only static functions: files compiled for different instruction sets include this, and a shared inline
+// function would be linked from any one of them.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace everystop {
+
+// Groups whose largest magnitude is below this become zeros: 127 / max|x| would overflow.
+constexpr float kSmallestMagnitude = 1e-30f;
+
+[[maybe_unused]] static uint32_t float_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// max|x| over x[count]; NaN if any is NaN. Magnitudes are compared as integers, where NaN is the largest.
+[[maybe_unused]] static float largest_magnitude(const float* x, int64_t count) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t magnitude = float_bits(x[i]) & 0x7fffffffu;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  float value;
+  std::memcpy(&value, &largest, sizeof value);
+  return value;
+}
+
+// The integer nearest to x, ties to even, for |x| < 2^22.
+[[maybe_unused]] static int32_t nearest_integer(float x) {
+  return static_cast<int32_t>(float_bits(x + 12582912.0f)) - 0x4b400000;
+}
+
+// Quantises x[count] into q[count] and returns the scale. The scale of a group with a NaN or infinity is NaN
+// or infinity (its q are arbitrary bytes), so that what is computed from it is not finite either.
+[[maybe_unused]] static float quantize_group(const float* x, int64_t count, int8_t* q) {
+  const float largest = largest_magnitude(x, count);
+  if (largest < kSmallestMagnitude) {
+    std::memset(q, 0, static_cast<size_t>(count));
+    return 0.0f;
+  }
+  const float inverse = 127.0f / largest;
+  for (int64_t i = 0; i < count; ++i) q[i] = static_cast<int8_t>(nearest_integer(x[i] * inverse));
+  return largest / 127.0f;
+}
+
+}  // namespace everystop
