@@ -1,0 +1,118 @@
+"""`Home`: the folder where fetched models and built caches are kept, its locks, and the hashes it remembers.
+
+    EVERYSTOP_HOME (default $XDG_CACHE_HOME/everystop, else ~/.cache/everystop)
+    ├── models/      fetched model files
+    ├── weights/     packed weights
+    ├── tokenizers/  built tokenizers
+    ├── stamps/      hashes of files, with the size and times they were taken at
+    └── locks/
+
+Everything is written to a temporary name and renamed, so a reader sees a whole file or none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_CHUNK_BYTES = 1 << 20
+
+
+class Home:
+    """The cache folder of one user; methods that write raise OSError where the folder cannot be written."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @staticmethod
+    def from_environment(environment: Mapping[str, str] = os.environ) -> Home:
+        """The folder that EVERYSTOP_HOME names, or the one in the user's cache folder."""
+        if chosen := environment.get("EVERYSTOP_HOME"):
+            return Home(Path(chosen).expanduser().absolute())
+        base = environment.get("XDG_CACHE_HOME")
+        cache = Path(base) if base and os.path.isabs(base) else Path("~/.cache").expanduser()
+        return Home(cache / "everystop")
+
+    def folder(self, name: str) -> Path:
+        """The sub-folder `name`, made where it is missing."""
+        path = self.root / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold the lock `name` against every other thread and process; freed by the kernel if this one dies."""
+        path = self.folder("locks") / re.sub(r"[^\w.-]", "_", name)
+        with open(path, "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def sha256(self, path: Path) -> str:
+        """The SHA-256 of a file in hex; read from its stamp while size, times and inode are those it was taken at."""
+        stamp_path = self._stamp_path(path)
+        state = _file_state(path)
+        stamp = _read_json(stamp_path)
+        known = stamp.get("sha256")
+        if stamp.get("state") == state and isinstance(known, str):
+            return known
+        digest = file_sha256(path)
+        self.record_sha256(path, digest)
+        return digest
+
+    def record_sha256(self, path: Path, digest: str) -> None:
+        """Remember that `path`, as it is now, has this hash; does nothing where the folder cannot be written."""
+        stamp = {"path": str(path), "state": _file_state(path), "sha256": digest}
+        with contextlib.suppress(OSError):
+            self.folder("stamps")
+            write_atomically(self._stamp_path(path), json.dumps(stamp).encode())
+
+    def _stamp_path(self, path: Path) -> Path:
+        name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
+        return self.root / "stamps" / f"{name}.json"
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file in hex, from its bytes."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` to a temporary name beside `path` and rename it."""
+    temporary = temporary_name(path)
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside `path` that no other thread or process uses."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+
+
+def _file_state(path: Path) -> list[int]:
+    """What changes when a file is altered, replaced, truncated or copied over, even where its mtime is put back."""
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
