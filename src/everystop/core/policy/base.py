@@ -1,0 +1,74 @@
+"""The contract between the scheduler and a policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from everystop.core.events import WaitReason
+from everystop.core.request import Request
+
+
+class Wait(NamedTuple):
+    """Nobody boards before `until_ns`."""
+
+    until_ns: int
+
+
+class SlotUse(Enum):
+    """What a finished request does with its slot until the policy says that the batch has ended."""
+
+    FREE = "free"
+    HELD = "held"
+    PADDED = "padded"
+
+
+@dataclass(slots=True)
+class View:
+    """What a policy may see: the time and counts, as of this step."""
+
+    now_ns: int = 0
+    max_num_seqs: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_held: int = 0
+
+
+class Policy:
+    """First come, first served unless overridden; owns its order over waiting requests and nothing else.
+
+    `on_add` is called when a request starts to wait: at arrival, after a preemption, and when a fork's source is ready.
+    `on_admit` and `on_remove` end its waiting or its life: boarded, finished, aborted or refused in any state.
+    """
+
+    may_displace: bool = False
+    slot_use: SlotUse = SlotUse.FREE
+    barrier_reason: WaitReason = WaitReason.BATCH_BARRIER
+
+    def on_add(self, request: Request, view: View) -> None:
+        """Note that the request waits."""
+        raise NotImplementedError
+
+    def on_admit(self, request: Request, view: View) -> None:
+        """Note that the request, which `pick` had named, has boarded."""
+        raise NotImplementedError
+
+    def on_remove(self, request: Request, view: View) -> None:
+        """Forget the request, whatever its state was."""
+        raise NotImplementedError
+
+    def pick(self, view: View) -> Request | Wait | None:
+        """Who boards next; None lets nobody board in this step and is forbidden while nothing runs."""
+        raise NotImplementedError
+
+    def keep_key(self, request: Request, view: View) -> tuple[int, ...]:
+        """Smaller keeps slot and blocks longer; must end in `request_id` so that it is unique."""
+        return (request.request_id,)
+
+    def charge(self, request: Request, num_prefill: int, num_decode: int) -> None:
+        """Account for computed tokens, at each update."""
+
+    def batch_ended(self, view: View) -> bool:
+        """Held slots may be given back; asked at the start of a step while any is held."""
+        return True

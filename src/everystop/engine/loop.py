@@ -1,0 +1,69 @@
+"""One step: schedule, execute, update. The engine, the simulator and replay run this same code; standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from everystop.core.events import Event
+from everystop.core.plan import StepPlan, StepResult
+from everystop.core.scheduler import Scheduler
+from everystop.runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn of the loop did: the events, and a plan with its result if one was taken back."""
+
+    events: list[Event]
+    plan: StepPlan | None = None
+    result: StepResult | None = None
+    wake_at_ns: int | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing was computed and nothing is on its way."""
+        return self.plan is None
+
+
+class StepLoop:
+    """Turns of schedule, execute and update over one scheduler and one runner.
+
+    `depth` 0 takes each result back before the next step is planned; depth 1 plans the next step first. `inspect` sees each plan
+    and result before `update` (stop strings are found there). `now` returns integer nanoseconds of a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        now: Callable[[], int],
+        *,
+        depth: int = 0,
+        inspect: Callable[[StepPlan, StepResult], None] | None = None,
+    ) -> None:
+        assert depth in (0, 1)
+        self.scheduler = scheduler
+        self._runner = runner
+        self._now = now
+        self._depth = depth
+        self._inspect = inspect
+        self._pending: tuple[StepPlan, StepResult] | None = None
+
+    def turn(self) -> Turn:
+        """Plan and execute one step, and take back the one that is due."""
+        plan = self.scheduler.schedule(self._now())
+        executed = None if plan.is_noop else (plan, self._runner.execute(plan))
+        if self._depth == 0:
+            due = executed
+        else:
+            due, self._pending = self._pending, executed
+        if due is None:
+            if self._pending is not None:
+                return Turn(self.scheduler.take_events(), plan=self._pending[0])
+            return Turn(self.scheduler.take_events(), wake_at_ns=plan.wake_at_ns)
+        done, result = due
+        if self._inspect is not None:
+            self._inspect(done, result)
+        events = self.scheduler.update(done, result, self._now())
+        return Turn(events, done, result)
