@@ -42,10 +42,10 @@ class Admitted(NamedTuple):
 
 
 class NewBlocks(NamedTuple):
-    """`block_table[index : index + len(block_ids)] = block_ids`; it may extend the table or replace entries in it."""
+    """`block_table[first_index : first_index + len(block_ids)] = block_ids`; it may extend the table or replace entries in it."""
 
     request_id: int
-    index: int
+    first_index: int
     block_ids: tuple[int, ...]
 
 
