@@ -55,20 +55,26 @@ class Home:
             yield
 
     def sha256(self, path: Path) -> str:
-        """The SHA-256 of a file in hex; read from its stamp while size, times and inode are those it was taken at."""
-        stamp_path = self._stamp_path(path)
-        state = _file_state(path)
-        stamp = _read_json(stamp_path)
+        """The SHA-256 of a file in hex; remembered while size, times and inode are those it was taken at."""
+        stamp = _read_json(self._stamp_path(path))
         known = stamp.get("sha256")
-        if stamp.get("state") == state and isinstance(known, str):
+        if isinstance(known, str) and stamp.get("state") == _file_state(path):
             return known
         digest = file_sha256(path)
-        self.record_sha256(path, digest)
+        self.record(path, digest)
         return digest
 
-    def record_sha256(self, path: Path, digest: str) -> None:
-        """Remember that `path`, as it is now, has this hash; does nothing where the folder cannot be written."""
-        stamp = {"path": str(path), "state": _file_state(path), "sha256": digest}
+    def is_unchanged(self, path: Path, digest: str) -> bool:
+        """Whether `digest` was recorded for the file as it is now, since the machine last started.
+
+        A crash of the machine can leave a renamed file with the right size and times but without its data.
+        """
+        stamp = _read_json(self._stamp_path(path))
+        return stamp == {"path": str(path), "boot": _boot_id(), "state": _file_state(path), "sha256": digest}
+
+    def record(self, path: Path, digest: str) -> None:
+        """Remember `digest` for the file as it is now; does nothing where the folder cannot be written."""
+        stamp = {"path": str(path), "boot": _boot_id(), "state": _file_state(path), "sha256": digest}
         with contextlib.suppress(OSError):
             self.folder("stamps")
             write_atomically(self._stamp_path(path), json.dumps(stamp).encode())
@@ -108,6 +114,14 @@ def _file_state(path: Path) -> list[int]:
     """What changes when a file is altered, replaced, truncated or copied over, even where its mtime is put back."""
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
+
+
+def _boot_id() -> str:
+    """Changes whenever the machine starts; empty where the kernel does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def _pull_locked(
         _progress_bar(name, progress) as advance,
     ):
         _extract(model, _fetch(name, model, Path(folder), advance), target, advance)
-    home.record_sha256(target, model.sha256)
+    home.record(target, model.sha256)
 
 
 def _fetch(name: str, model: EmbeddedModel, folder: Path, advance: Progress) -> Path:

@@ -135,7 +135,8 @@ def _check_rope(spec: DecoderSpec, source: str) -> None:
         raise UnsupportedModel(f"{source}: rope scaling {rope.kind} without its original context length")
     if rope.kind == "llama3" and not 0 < rope.low_freq_factor < rope.high_freq_factor:
         raise UnsupportedModel(
-    # In float64, rounded once: numpy's float32 power is off by a bit in a third of the cases.
+            f"{source}: rope low_freq_factor {rope.low_freq_factor} must be below "
+            f"high_freq_factor {rope.high_freq_factor}"
         )
     if rope.kind == "factors" and (
         len(rope.factors) != spec.head_dim // 2 or not all(0 < f < math.inf for f in rope.factors)
