@@ -1,1 +1,1 @@
-"""The deterministic heart: requests, blocks, plans and the scheduler; standard library only, no clock, no randomness."""
+"""The deterministic heart: requests, blocks, plans, the scheduler; standard library only, no clock, no randomness."""

@@ -38,7 +38,9 @@ class BlockPool:
         return len(self._cached)
 
     def take(self, num: int) -> list[int] | None:
-        """Hand out `num` private blocks, blank ones first, evicting the least recently used; None and no change if too few."""
+        """Hand out `num` private blocks, blank ones first, evicting the least recently used; None and no change if too
+        few.
+        """
         if num > self.num_free:
             return None
         taken = []
@@ -76,7 +78,8 @@ class BlockPool:
 
     def publish(self, block: int, key: bytes) -> bool:
         """Make an in-use block matchable under `key`; False if another block already holds that key."""
-        assert self.ref_count[block] > 0 and self._keys[block] is None
+        assert self.ref_count[block] > 0
+        assert self._keys[block] is None
         if key in self._index:
             return False
         self._index[key] = block
@@ -106,7 +109,9 @@ class BlockPool:
         """Assert all invariants; `references` counts, per block, the tables and pending releases that hold it."""
         assert len(set(self._blank)) == len(self._blank)
         for block in range(self.num_blocks):
-            assert self.ref_count[block] == references.get(block, 0), f"block {block}: {self.ref_count[block]} references"
+            assert self.ref_count[block] == references.get(block, 0), (
+                f"block {block}: {self.ref_count[block]} references"
+            )
         idle = {*self._blank, *self._cached}
         assert len(idle) == len(self._blank) + len(self._cached)
         assert idle == {b for b in range(self.num_blocks) if self.ref_count[b] == 0}

@@ -1,7 +1,7 @@
 """The one event schema: everything that is shown (metrics, records, pictures, explanations) is a view of these tuples.
 
-All times are integer nanoseconds of the engine's monotonic clock. Appending an event is one tuple append; formatting happens
-elsewhere. `SCHEMA_VERSION` changes when a field does.
+All times are integer nanoseconds of the engine's monotonic clock. Appending an event is one tuple append; formatting
+happens elsewhere. `SCHEMA_VERSION` changes when a field does.
 """
 
 from __future__ import annotations
@@ -77,9 +77,11 @@ class PreemptEvent(NamedTuple):
 
 
 class WaitEvent(NamedTuple):
-    """The reason why a request waits has changed. `need` and `have` are blocks for `no_blocks`; `behind` is the id of the one ahead.
+    """The reason why a request waits has changed. `need` and `have` are blocks for `no_blocks`; `behind` is the id of
+    the one ahead.
 
-    Only the head of the queue gets its own reason; the event with reason `behind` and request_id -1 stands for all others.
+    Only the head of the queue gets its own reason; the event with reason `behind` and request_id -1 stands for all
+    others.
     """
 
     now_ns: int
@@ -91,7 +93,7 @@ class WaitEvent(NamedTuple):
 
 
 class StepEvent(NamedTuple):
-    """A step was executed and taken back: its plan, the tokens that were accepted, the state after it, its durations."""
+    """A step was executed and taken back: its plan, the tokens accepted, the state after it, its durations."""
 
     now_ns: int
     scheduled_ns: int

@@ -1,4 +1,6 @@
-"""Owns the block tables: prefix match, whole-need allocation, growth, forks, publication; decides nothing about who gets what."""
+"""Owns the block tables: prefix match, whole-need allocation, growth, forks, publication; decides nothing about who
+gets what.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ class KVCache:
         block table      shared    |    private    |  private (tail)
                      matched, pinned  taken at admission: blocks for 70 + 1 tokens
 
-    Hits are whole blocks, at most (num_tokens - 1) // block_size, so at least one token is computed and the tail is private.
+    Hits are whole blocks, at most (num_tokens - 1) // block_size, so at least one token is computed and the tail is
+    private.
     """
 
     def __init__(self, *, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
@@ -52,7 +55,8 @@ class KVCache:
         return need, have
 
     def admit(self, request: Request, shared: list[int]) -> bool:
-        """Give the request its whole table: `shared` blocks pinned, then private ones for all known tokens and one more.
+        """Give the request its whole table: `shared` blocks pinned, then private ones for all known tokens and one
+        more.
 
         False, and nothing is changed, if the private blocks are not free.
         """
@@ -80,8 +84,8 @@ class KVCache:
     def rematch(self, request: Request, start: int) -> int:
         """Replace the request's own blocks from position `start` on by ones that have become matchable meanwhile.
 
-        Returns the new start: the position after the last whole block found, or `start` if there is none. The replaced blocks
-        go back to the pool; no plan that has been made reads or writes them.
+        Returns the new start: the position after the last whole block found, or `start` if there is none. The replaced
+        blocks go back to the pool; no plan that has been made reads or writes them.
         """
         index = start // self.block_size
         last = (request.num_tokens - 1) // self.block_size
@@ -98,7 +102,9 @@ class KVCache:
         return start
 
     def publish(self, request: Request, num_tokens: int) -> None:
-        """Make all full blocks of the first `num_tokens` tokens matchable; their K and V must be written before anyone attends."""
+        """Make all full blocks of the first `num_tokens` tokens matchable; their K and V must be written before anyone
+        attends.
+        """
         if not self.enable_prefix_caching:
             return
         num_full = num_tokens // self.block_size
@@ -112,7 +118,7 @@ class KVCache:
         request.num_published_blocks = num_full
 
     def withdraw(self, request: Request, start: int) -> None:
-        """Take back the publication of blocks that hold positions from `start` on: they were not, or wrongly, computed."""
+        """Take back the publication of blocks with positions from `start` on: they were not, or wrongly, computed."""
         for i in range(start // self.block_size, request.num_published_blocks):
             self.pool.withdraw(request.block_table[i])
         request.num_published_blocks = min(request.num_published_blocks, start // self.block_size)

@@ -1,4 +1,6 @@
-"""What one step does, as plain data: `StepPlan` goes to the runner, `StepResult` comes back; both can be written as one JSON line."""
+"""What one step does, as plain data: `StepPlan` goes to the runner, `StepResult` comes back; both can be written as one
+JSON line.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from everystop.core.request import SamplingParams
 class Row(NamedTuple):
     """One scheduled row: `num_tokens` tokens of a request, from position `start` on.
 
-    `logits_from` is the offset inside the row of the first token whose logits are needed: num_tokens - 1 where the row samples,
-    num_tokens where it does not (a prefill chunk that is not the last). `num_draft` counts drafted tokens at the row's end (0 now).
+    `logits_from` is the offset inside the row of the first token whose logits are needed: num_tokens - 1 where the row
+    samples, num_tokens where it does not (a prefill chunk that is not the last). `num_draft` counts drafted tokens at
+    the row's end (0 now).
     """
 
     request_id: int
@@ -26,8 +29,8 @@ class Row(NamedTuple):
 class Admitted(NamedTuple):
     """All that a runner needs to know of a request, sent once when it boards (again after a preemption).
 
-    `token_ids` are prompt and generated tokens; `block_table` covers them and one more; `stop_token_ids` are masked until
-    `params.min_tokens` tokens are out.
+    `token_ids` are prompt and generated tokens; `block_table` covers them and one more; `stop_token_ids` are masked
+    until `params.min_tokens` tokens are out.
     """
 
     request_id: int
@@ -42,7 +45,9 @@ class Admitted(NamedTuple):
 
 
 class NewBlocks(NamedTuple):
-    """`block_table[first_index : first_index + len(block_ids)] = block_ids`; it may extend the table or replace entries in it."""
+    """`block_table[first_index : first_index + len(block_ids)] = block_ids`; it may extend the table or replace entries
+    in it.
+    """
 
     request_id: int
     first_index: int
@@ -54,8 +59,9 @@ class StepPlan:
     """One step, as a delta to what the runner knows.
 
     Order of execution: drop `released` and `preempted`, take `admitted`, apply `new_blocks`, do the block `copies`
-    (source, destination), then the forward pass over `rows`. The last `num_padded_rows` rows are computed and thrown away
-    (static-padded only). A plan without rows carries bookkeeping, or a `wake_at_ns` before which nothing can be done.
+    (source, destination), then the forward pass over `rows`. The last `num_padded_rows` rows are computed and thrown
+    away (static-padded only). A plan without rows carries bookkeeping, or a `wake_at_ns` before which nothing can be
+    done.
     """
 
     step_id: int
@@ -84,7 +90,7 @@ class StepPlan:
 
 
 class TokenLogprobs(NamedTuple):
-    """Log-probabilities (natural, of the raw logits) of one sampled token and of the best ones beside it, best first."""
+    """Natural log-probabilities, of the raw logits, of one sampled token and of the best ones beside it, best first."""
 
     logprob: float
     rank: int
@@ -95,9 +101,9 @@ class TokenLogprobs(NamedTuple):
 class StepResult:
     """What a runner brings back; `rows` runs parallel to `StepPlan.rows`.
 
-    Each entry of `rows` is the tuple of sampled token ids (empty for a chunk that samples nothing) or a failure code, a str, which
-    fails that request alone. `logprobs` holds one entry per sampled token for requests that asked. `stopped` names requests whose
-    stop string ended with this step's token, and which one it was.
+    Each entry of `rows` is the tuple of sampled token ids (empty for a chunk that samples nothing) or a failure code, a
+    str, which fails that request alone. `logprobs` holds one entry per sampled token for requests that asked. `stopped`
+    names requests whose stop string ended with this step's token, and which one it was.
     """
 
     rows: list[tuple[int, ...] | str]

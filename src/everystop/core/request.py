@@ -32,8 +32,9 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How output tokens are chosen; validated at the edge by `validate`, read-only afterwards.
 
-    `temperature` 0 is greedy (ties to the lowest id). `top_k` 0 means all. `logprobs` is None for none, 0 for the chosen token
-    only, k for the k best beside it. `seed` None is replaced by a number at the edge. `max_tokens` None means as many as fit.
+    `temperature` 0 is greedy (ties to the lowest id). `top_k` 0 means all. `logprobs` is None for none, 0 for the
+    chosen token only, k for the k best beside it. `seed` None is replaced by a number at the edge. `max_tokens` None
+    means as many as fit.
     """
 
     max_tokens: int | None = None
@@ -59,8 +60,8 @@ class SamplingParams:
 class Request:
     """One sequence to generate; mutated by the `Scheduler` alone.
 
-    `request_id` is the arrival index: the last tie-break of every order. The n choices of one client request are n `Request`s with
-    one `group_id` (the id of the first) and `choice_index` 0 to n-1.
+    `request_id` is the arrival index: the last tie-break of every order. The n choices of one client request are n
+    `Request`s with one `group_id` (the id of the first) and `choice_index` 0 to n-1.
     """
 
     request_id: int
@@ -136,9 +137,9 @@ class Request:
 def extend_block_keys(request: Request, block_size: int) -> None:
     """Append to `request.block_keys` the keys of all full blocks of known tokens that have none yet.
 
-    The key of block i is SHA-256 over (key of block i-1, its token ids as 32-bit little-endian); the chain starts from a digest of
-    the salt and the adapter, each with its own tag, so that adapter "x" and salt "x" never meet. Keys given from outside
-    (a trace, a record) stand as they are: the chain continues from the last one.
+    The key of block i is SHA-256 over (key of block i-1, its token ids as 32-bit little-endian); the chain starts from
+    a digest of the salt and the adapter, each with its own tag, so that adapter "x" and salt "x" never meet. Keys given
+    from outside (a trace, a record) stand as they are: the chain continues from the last one.
 
     Example, block_size 4, 10 known tokens: keys of blocks 0 (tokens 0..3) and 1 (4..7); tokens 8 and 9 stay private.
     """

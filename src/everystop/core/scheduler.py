@@ -1,10 +1,10 @@
 """The scheduler: a deterministic state machine that turns waiting and running requests into step plans.
 
-It owns requests, slots and the KV cache's bookkeeping. It must not know what time it is (callers say), what a token means, or
-who executes its plans.
+It owns requests, slots and the KV cache's bookkeeping. It must not know what time it is (callers say), what a token
+means, or who executes its plans.
 
-There are no phases. Each request only lets `num_computed_tokens` catch up with `num_tokens`: a decode has one token to catch up,
-a prefill chunk many.
+There are no phases. Each request only lets `num_computed_tokens` catch up with `num_tokens`: a decode has one token to
+catch up, a prefill chunk many.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Scheduler:
     # ------------------------------------------------------------ add, abort
 
     def add(self, request: Request, now_ns: int) -> None:
-        """Take a request; raises RequestError, and records the refusal, if it could not be served by an empty system."""
+        """Take a request; raises RequestError, and records it, if an empty system could not serve the request."""
         assert request.request_id not in self.requests
         try:
             self._check_fits(request)
@@ -167,7 +167,9 @@ class Scheduler:
     # -------------------------------------------------------------- schedule
 
     def schedule(self, now_ns: int) -> StepPlan:
-        """Plan one step: deal tokens, then take blocks, then admit. Touches no tensor; an empty plan means nothing to compute."""
+        """Plan one step: deal tokens, then take blocks, then admit. Touches no tensor; an empty plan means nothing to
+        compute.
+        """
         assert len(self._outstanding) <= 1, "at most one plan may be outstanding"
         plan = StepPlan(step_id=self._next_step_id)
         self._next_step_id += 1
@@ -194,7 +196,12 @@ class Scheduler:
         """Running requests with one token to compute, at most `budget` of them, and those with more."""
         decoders, prefilling = [], []
         for request in self.running.values():
-            remaining = len(request.token_ids) + request.num_pending_samples - request.num_computed_tokens - request.num_in_flight
+            remaining = (
+                len(request.token_ids)
+                + request.num_pending_samples
+                - request.num_computed_tokens
+                - request.num_in_flight
+            )
             if remaining > 1:
                 prefilling.append(request)
             elif remaining == 1 and request.num_output_tokens + request.num_pending_samples < request.max_tokens:
@@ -217,7 +224,7 @@ class Scheduler:
         return budget if cap is None else min(budget, cap)
 
     def _deal_chunks(self, prefilling: list[Request], budget: int, plan: StepPlan) -> list[_Dealt]:
-        """Deal prefill tokens in keep order; blocks filled here are matchable at once, so those behind can skip them."""
+        """Deal prefill tokens in keep order; blocks filled here are matchable at once: those behind can skip them."""
         chunks: list[_Dealt] = []
         left = total = self._prefill_budget(budget)
         may_board = self.num_waiting > 0 and bool(self._free_slots)
@@ -234,7 +241,9 @@ class Scheduler:
         return chunks
 
     def _skip_matchable(self, request: Request, plan: StepPlan) -> int:
-        """Move a prefilling request past whole blocks that others have computed meanwhile; returns where its next row starts."""
+        """Move a prefilling request past whole blocks that others have computed meanwhile; returns where its next row
+        starts.
+        """
         start = request.num_scheduled_through
         block_size = self.kv.block_size
         if not self.kv.enable_prefix_caching or (request.num_in_flight and start % block_size):
@@ -249,10 +258,12 @@ class Scheduler:
         return new_start
 
     def _chunk_size(self, start: int, remaining: int, left: int, total: int, shared: bool) -> int:
-        """At most half of what is left while others want some; then ending on a block border, so that others can match it.
+        """At most half of what is left while others want some; then ending on a block border, so that others can match
+        it.
 
-        Example, block_size 32, `total` 200 tokens for prefill in this step, 500 remaining: alone 200; shared, from position 0:
-        half is 100, cut to 96; the next one finds 104 left and gets 32; a fragment under a block goes to nobody yet.
+        Example, block_size 32, `total` 200 tokens for prefill in this step, 500 remaining: alone 200; shared, from
+        position 0: half is 100, cut to 96; the next one finds 104 left and gets 32; a fragment under a block goes to
+        nobody yet.
         """
         if remaining <= 1 or not shared:
             return min(remaining, left)
@@ -269,7 +280,8 @@ class Scheduler:
     # ------------------------------------------------- blocks and preemption
 
     def _take_blocks(self, decoders: list[Request], chunks: list[_Dealt], plan: StepPlan, now_ns: int) -> None:
-        """Give decoders that cross a block border their next block; without room, preempt from the tail of the keep order.
+        """Give decoders that cross a block border their next block; without room, preempt from the tail of the keep
+        order.
 
         Prefilling requests own their whole table since admission. `decoders` and `chunks` lose those who get no row.
         """
@@ -334,7 +346,7 @@ class Scheduler:
         return num_deferred
 
     def _give_back(self, request: Request) -> int:
-        """Free slot and blocks of a running request; blocks that a plan on its way names return at that plan's update."""
+        """Free slot and blocks of a running request; blocks that a plan on its way names return at its update."""
         if self.running.pop(request.request_id, None) is not None:
             heappush(self._free_slots, request.slot)
             request.slot = -1
@@ -348,8 +360,10 @@ class Scheduler:
         return 0
 
     def _withdraw_in_flight(self, request: Request, table: list[int]) -> None:
-        """Blocks that a plan on its way fills for a request that leaves now may never be right: they are not matchable."""
-        starts = [row.start for out in self._outstanding for row in out.plan.rows if row.request_id == request.request_id]
+        """Blocks that a plan on its way fills for a request that leaves now may never be right: unmatchable."""
+        starts = [
+            row.start for out in self._outstanding for row in out.plan.rows if row.request_id == request.request_id
+        ]
         first = min(starts) // self.kv.block_size
         for block in table[first : request.num_published_blocks]:
             self.kv.pool.withdraw(block)
@@ -415,7 +429,9 @@ class Scheduler:
             return None
         if picked is None:
             if view.num_waiting and not self.running and not self._outstanding and not plan.rows:
-                raise PolicyError(f"{type(self.policy).__name__} lets nobody board though nothing runs and {view.num_waiting} wait")
+                raise PolicyError(
+                    f"{type(self.policy).__name__} lets nobody board though nothing runs and {view.num_waiting} wait"
+                )
             if view.num_waiting:
                 self._note_wait(-1, self.policy.barrier_reason, now_ns)
             else:
@@ -426,20 +442,33 @@ class Scheduler:
         return picked
 
     def _refuse_boarding(
-        self, picked: Request, reason: WaitReason, plan: StepPlan, chunks: list[_Dealt], now_ns: int, need: int = 0, have: int = 0
+        self,
+        picked: Request,
+        reason: WaitReason,
+        plan: StepPlan,
+        chunks: list[_Dealt],
+        now_ns: int,
+        need: int = 0,
+        have: int = 0,
     ) -> None:
-        """Note why the picked request stays behind; a policy that displaces costs the tail its place, for the next step."""
+        """Note why the picked request stays behind; a policy that displaces costs the tail its place, for the next
+        step.
+        """
         self._note_wait(picked.request_id, reason, now_ns, need, have)
         if not self.policy.may_displace or not self.running:
             return
         view = self._look(now_ns)
         tail = max(self.running.values(), key=lambda r: self._keep_key(r, view))
-        if self._keep_key(picked, view) < self._keep_key(tail, view) and tail.request_id not in {a.request_id for a in plan.admitted}:
+        if self._keep_key(picked, view) < self._keep_key(tail, view) and tail.request_id not in {
+            a.request_id for a in plan.admitted
+        }:
             self._preempt(tail, plan, chunks, now_ns)
             chunks[:] = [c for c in chunks if c.request is not tail]
 
     def _fork_source(self, request: Request) -> tuple[Request | None, bool]:
-        """A running sibling whose prompt is computed; or (None, True) after parking the request behind one that is at it."""
+        """A running sibling whose prompt is computed; or (None, True) after parking the request behind one that is at
+        it.
+        """
         siblings = self._groups[request.group_id]
         if len(siblings) == 1:
             return None, False
@@ -493,7 +522,16 @@ class Scheduler:
         forked_from = -1 if source is None else source.request_id
         num_cached = 0 if source is not None else start
         self._events.append(
-            AdmitEvent(now_ns, plan.step_id, request.request_id, request.slot, request.num_tokens, num_cached, resumed, forked_from)
+            AdmitEvent(
+                now_ns,
+                plan.step_id,
+                request.request_id,
+                request.slot,
+                request.num_tokens,
+                num_cached,
+                resumed,
+                forked_from,
+            )
         )
         if self._last_wait[0] == request.request_id:
             self._last_wait = (-1, None)
@@ -509,7 +547,9 @@ class Scheduler:
 
     # ------------------------------------------------------------------ rows
 
-    def _fill_rows(self, plan: StepPlan, riders: list[tuple[Request, int]], decoders: list[Request], chunks: list[_Dealt]) -> None:
+    def _fill_rows(
+        self, plan: StepPlan, riders: list[tuple[Request, int]], decoders: list[Request], chunks: list[_Dealt]
+    ) -> None:
         rows, step_id = plan.rows, plan.step_id
         for request in decoders:
             if request.state is not RequestState.RUNNING:
@@ -565,7 +605,8 @@ class Scheduler:
     def update(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[Event]:
         """Take a step's result back: append tokens, finish, free. Returns all events since the last call."""
         outstanding = self._outstanding.popleft()
-        assert outstanding.plan is plan and len(result.rows) == len(plan.rows)
+        assert outstanding.plan is plan
+        assert len(result.rows) == len(plan.rows)
         num_wasted = 0
         accepted: list[tuple[int, ...]] = []
         for row, (request, epoch), out in zip(plan.rows, outstanding.riders, result.rows, strict=True):
@@ -605,7 +646,9 @@ class Scheduler:
         )
         return self.take_events()
 
-    def _accept(self, request: Request, tokens: tuple[int, ...], row: Row, result: StepResult, now_ns: int) -> tuple[int, ...]:
+    def _accept(
+        self, request: Request, tokens: tuple[int, ...], row: Row, result: StepResult, now_ns: int
+    ) -> tuple[int, ...]:
         """Append a row's tokens up to the one that ends the request; returns those accepted."""
         reason, detail, num_accepted = None, "", 0
         for token in tokens:
@@ -635,7 +678,11 @@ class Scheduler:
         """The only way out: exactly one terminal event; slot, blocks, group and policy forget the request."""
         slot = request.slot
         was_running = request.request_id in self.running
-        held = was_running and self.policy.slot_use is not SlotUse.FREE and reason in (FinishReason.STOP, FinishReason.LENGTH)
+        held = (
+            was_running
+            and self.policy.slot_use is not SlotUse.FREE
+            and reason in (FinishReason.STOP, FinishReason.LENGTH)
+        )
         request.state = RequestState.FINISHED
         request.finish_reason = reason
         del self.requests[request.request_id]
@@ -692,7 +739,9 @@ class Scheduler:
             assert running == (request.state is RequestState.RUNNING)
             assert (request.state is RequestState.FORKING) == (request.request_id in parked)
             assert running or not request.block_table
-            assert request.num_computed_tokens + request.num_in_flight <= request.num_tokens + request.num_pending_samples
+            assert (
+                request.num_computed_tokens + request.num_in_flight <= request.num_tokens + request.num_pending_samples
+            )
             if running:
                 covered = len(request.block_table) * self.kv.block_size
                 assert request.num_computed_tokens + request.num_in_flight <= covered
@@ -709,4 +758,3 @@ class Scheduler:
         assert plan.num_tokens <= self.limits.max_num_batched_tokens
         cap = self.limits.max_num_prefill_tokens
         assert cap is None or sum(row.num_tokens for row in plan.rows if row.num_tokens > 1) <= cap
-

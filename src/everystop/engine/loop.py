@@ -1,4 +1,4 @@
-"""One step: schedule, execute, update. The engine, the simulator and replay run this same code; standard library only."""
+"""One step: schedule, execute, update. Engine, simulator and replay run this same code; standard library only."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Turn:
 class StepLoop:
     """Turns of schedule, execute and update over one scheduler and one runner.
 
-    `depth` 0 takes each result back before the next step is planned; depth 1 plans the next step first. `inspect` sees each plan
-    and result before `update` (stop strings are found there). `now` returns integer nanoseconds of a monotonic clock.
+    `depth` 0 takes each result back before the next step is planned; depth 1 plans the next step first. `inspect` sees
+    each plan and result before `update` (stop strings are found there). `now` returns integer nanoseconds of a
+    monotonic clock.
     """
 
     def __init__(

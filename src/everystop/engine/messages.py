@@ -28,9 +28,9 @@ class Abort(NamedTuple):
 class StepOutput(NamedTuple):
     """What one step brought for one request; `finish_reason` is set exactly once, in its last output.
 
-    `finish_reason` is stop, length, abort or error; with `error` the message says what failed. `stop_reason` is the matched stop
-    string or stop token id where there is one. `num_cached_tokens` is the number of prompt tokens taken from the prefix cache.
-    `refused` marks a request that was never taken (the message in `error` is for HTTP 400).
+    `finish_reason` is stop, length, abort or error; with `error` the message says what failed. `stop_reason` is the
+    matched stop string or stop token id where there is one. `num_cached_tokens` is the number of prompt tokens taken
+    from the prefix cache. `refused` marks a request that was never taken (the message in `error` is for HTTP 400).
     """
 
     request_id: int

@@ -6,11 +6,11 @@ from __future__ import annotations
 class StopMatcher:
     """Watches one sequence's text for stop strings.
 
-    The stop that is complete first wins; where two are complete at the same character, the longer. So the result does not depend
-    on how the text is cut into pieces. Text is held back only while it could be the beginning of a stop.
+    The stop that is complete first wins; where two are complete at the same character, the longer. So the result does
+    not depend on how the text is cut into pieces. Text is held back only while it could be the beginning of a stop.
 
-    Example, stops ("DEFG",): feed("ABCDE") gives ("ABC", None) and holds "DE"; then feed("FX") gives ("DEFX", None), while
-    feed("FGH") gives ("", "DEFG") and "H" is dropped.
+    Example, stops ("DEFG",): feed("ABCDE") gives ("ABC", None) and holds "DE"; then feed("FX") gives ("DEFX", None),
+    while feed("FGH") gives ("", "DEFG") and "H" is dropped.
     """
 
     __slots__ = ("_held", "_longest", "_stops")

@@ -1,4 +1,6 @@
-"""Runners execute plans; importing this package loads no backend (`runner.native`, `runner.simulated` do when imported)."""
+"""Runners execute plans; importing this package loads no backend (`runner.native`, `runner.simulated` do when
+imported).
+"""
 
 from __future__ import annotations
 

@@ -10,9 +10,11 @@ FILLER_TOKEN = 0
 
 
 class SimulatedRunner:
-    """Executes nothing; `step_ns(plan)` says how long each step takes and `advance(ns)` moves the virtual clock by it."""
+    """Executes nothing; `step_ns(plan)` says how long a step takes and `advance(ns)` moves the virtual clock by it."""
 
-    def __init__(self, step_ns: Callable[[StepPlan], int], advance: Callable[[int], None], token: int = FILLER_TOKEN) -> None:
+    def __init__(
+        self, step_ns: Callable[[StepPlan], int], advance: Callable[[int], None], token: int = FILLER_TOKEN
+    ) -> None:
         self._step_ns = step_ns
         self._advance = advance
         self._token = token

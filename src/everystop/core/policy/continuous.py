@@ -1,4 +1,4 @@
-"""Continuous batching (Orca, OSDI 2022): whoever waits boards at the next step that has room, first come, first served."""
+"""Continuous batching (Orca, OSDI 2022): whoever waits boards at the next step with room, first come, first served."""
 
 from __future__ import annotations
 

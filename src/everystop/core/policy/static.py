@@ -1,4 +1,6 @@
-"""Static (request-level) batching, the baseline: a batch is fixed when it starts, and nobody else boards until all of it is done."""
+"""Static (request-level) batching, the baseline: a batch is fixed when it starts, and nobody else boards until all of
+it is done.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,12 @@ from everystop.core.request import Request
 
 
 class Static(Policy):
-    """The best case of request-level batching: finished rows keep their slot but cost no computation, and free their blocks.
+    """The best case of request-level batching: finished rows keep their slot but cost no computation, and free their
+    blocks.
 
-    When nothing runs, it waits at most `batch_wait_ns` from the first waiting request for `max_num_seqs` to gather, then fixes
-    the batch in order of arrival. Members board as the token budget lets them prefill; a preempted member boards again at once.
+    When nothing runs, it waits at most `batch_wait_ns` from the first waiting request for `max_num_seqs` to gather,
+    then fixes the batch in order of arrival. Members board as the token budget lets them prefill; a preempted member
+    boards again at once.
     """
 
     slot_use = SlotUse.HELD
@@ -62,5 +66,3 @@ class StaticPadded(Static):
     """The naive case: finished rows are computed until the whole batch is done, as a padded `generate()` does."""
 
     slot_use = SlotUse.PADDED
-
-

@@ -1,0 +1,243 @@
+"""The engine thread: takes messages, turns the step loop, hands one batch of outputs a step to whoever serves the
+clients.
+
+It owns the scheduler and the runner; nobody else touches them. It knows token ids, never text, except for stop strings,
+which must end a request before the scheduler's update.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from everystop.core.errors import EngineDead, RequestError
+from everystop.core.events import Event, FinishEvent, StepEvent
+from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
+from everystop.core.request import FinishReason, Request
+from everystop.core.scheduler import Scheduler
+from everystop.engine.loop import StepLoop, Turn
+from everystop.engine.messages import Abort, StepOutput, Submit
+from everystop.engine.stops import StopMatcher
+from everystop.runner import ModelRunner
+
+log = logging.getLogger("everystop.engine")
+
+NS_PER_S = 1_000_000_000
+T = TypeVar("T")
+
+
+class TextDecoder(Protocol):
+    """Turns one sequence's tokens into text as they come."""
+
+    def feed(self, token_id: int) -> str:
+        """The text that this token completes."""
+        ...
+
+
+class Engine:
+    """Runs requests submitted from other threads; `start` it, and `stop` it in the end.
+
+    `on_outputs` gets one list of outputs a step, `on_events` the step's events, `on_failure` the error that ended the
+    engine; all three are called on the engine's thread. `submit` and `abort` may be called from any thread,
+    `allocate_ids` from one only.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        *,
+        eos_token_ids: Sequence[int],
+        make_text_decoder: Callable[[], TextDecoder] | None = None,
+        seed: int | None = None,
+        depth: int = 0,
+    ) -> None:
+        self.on_outputs: Callable[[list[StepOutput]], None] = lambda outputs: None
+        self.on_events: Callable[[list[Event]], None] = lambda events: None
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
+        self.error: BaseException | None = None
+        self.heartbeat_ns = time.monotonic_ns()
+        self.is_idle = True
+        self._scheduler = scheduler
+        self._runner = runner
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._make_text_decoder = make_text_decoder
+        self._seed = seed
+        self._loop = StepLoop(scheduler, runner, time.monotonic_ns, depth=depth, inspect=self._find_stops)
+        self._inbox: deque[Submit | Abort] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._next_id = 0
+        self._stop_watches: dict[int, tuple[TextDecoder, StopMatcher]] = {}
+        self._refused: list[StepOutput] = []
+        self._thread = threading.Thread(target=self._run, name="everystop-engine", daemon=True)
+
+    # ------------------------------------------------- called by other threads
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        self._thread.start()
+
+    def allocate_ids(self, num: int) -> int:
+        """The first of `num` consecutive request ids, in order of arrival."""
+        first, self._next_id = self._next_id, self._next_id + num
+        return first
+
+    def submit(self, message: Submit) -> None:
+        """Queue a request; its outputs follow by `on_outputs`. Raises EngineDead."""
+        if self.error is not None or self._stopping:
+            raise EngineDead("the engine has stopped; restart the server" + (f" ({self.error})" if self.error else ""))
+        params = message.params
+        if params.seed is None:
+            message = message._replace(params=replace(params, seed=self._seed_for(message.first_request_id)))
+        self._inbox.append(message)
+        self._wake.set()
+
+    def abort(self, message: Abort) -> None:
+        """Queue the end of requests whose client has gone."""
+        self._inbox.append(message)
+        self._wake.set()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the thread after the step in progress and release the runner; unfinished requests get no more."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self._runner.close()
+
+    def _seed_for(self, request_id: int) -> int:
+        """A seed for a request that names none: random, or made from `--seed` and the arrival index."""
+        if self._seed is None:
+            return secrets.randbits(63)
+        digest = hashlib.sha256(f"{self._seed}:{request_id}".encode()).digest()
+        return int.from_bytes(digest[:8], "little") >> 1
+
+    # --------------------------------------------------- on the engine's thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._wake.clear()
+                self._take_messages()
+                turn = self._loop.turn()
+                self.heartbeat_ns = time.monotonic_ns()
+                self._deliver(turn)
+                if turn.is_idle and not self._inbox:
+                    self._sleep(turn.wake_at_ns)
+        except Exception as error:
+            log.exception("the engine has failed")
+            self.error = error
+            self._guard(self.on_failure, error)
+
+    def _sleep(self, wake_at_ns: int | None) -> None:
+        """Wait for a message, or until the policy wants to be asked again."""
+        self.is_idle = wake_at_ns is None
+        timeout_s = None if wake_at_ns is None else max(0.0, (wake_at_ns - time.monotonic_ns()) / NS_PER_S)
+        self._wake.wait(timeout_s)
+        self.is_idle = False
+        self.heartbeat_ns = time.monotonic_ns()
+
+    def _take_messages(self) -> None:
+        while self._inbox:
+            message = self._inbox.popleft()
+            now_ns = time.monotonic_ns()
+            if isinstance(message, Abort):
+                for request_id in message.request_ids:
+                    self._scheduler.abort(request_id, now_ns)
+            else:
+                self._add(message, now_ns)
+
+    def _add(self, message: Submit, now_ns: int) -> None:
+        params = message.params
+        for choice_index in range(params.n):
+            request = Request(
+                request_id=message.first_request_id + choice_index,
+                prompt_token_ids=message.prompt_token_ids,
+                params=params,
+                arrival_ns=now_ns,
+                eos_token_ids=self._eos_token_ids,
+                group_id=message.first_request_id,
+                choice_index=choice_index,
+                tenant=message.tenant,
+                priority=message.priority,
+                cache_salt=message.cache_salt,
+            )
+            try:
+                self._scheduler.add(request, now_ns)
+            except RequestError as error:
+                refusal = StepOutput(request.request_id, (), error=str(error), error_code=error.code, refused=True)
+                self._refused.append(refusal)
+                continue
+            if params.stop and self._make_text_decoder is not None:
+                self._stop_watches[request.request_id] = (self._make_text_decoder(), StopMatcher(params.stop))
+
+    def _find_stops(self, plan: StepPlan, result: StepResult) -> None:
+        """Tell the scheduler which requests end with this step's token because of a stop string."""
+        if not self._stop_watches:
+            return
+        for row, tokens in zip(plan.rows, result.rows, strict=True):
+            watch = self._stop_watches.get(row.request_id)
+            if watch is None or isinstance(tokens, str):
+                continue
+            decoder, matcher = watch
+            for token in tokens:
+                _, matched = matcher.feed(decoder.feed(token))
+                if matched is not None:
+                    result.stopped[row.request_id] = matched
+                    break
+
+    def _deliver(self, turn: Turn) -> None:
+        outputs, self._refused = self._refused, []
+        if turn.events:
+            outputs += _outputs(turn)
+            for output in outputs:
+                if output.finish_reason is not None:
+                    self._stop_watches.pop(output.request_id, None)
+            self._guard(self.on_events, turn.events)
+        if outputs:
+            self._guard(self.on_outputs, outputs)
+
+    def _guard(self, callback: Callable[[T], None], argument: T) -> None:
+        """Whoever watches must not be able to end the engine."""
+        try:
+            callback(argument)
+        except Exception:
+            log.exception("a callback of the engine failed")
+
+
+def _outputs(turn: Turn) -> list[StepOutput]:
+    """One output for each request that got a token or ended in this turn."""
+    finished = {event.request_id: event for event in turn.events if isinstance(event, FinishEvent)}
+    logprobs = turn.result.logprobs if turn.result is not None else {}
+    outputs = []
+    for event in turn.events:
+        if isinstance(event, StepEvent):
+            for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
+                end = finished.pop(row.request_id, None) if finished else None
+                if tokens or end is not None:
+                    outputs.append(
+                        _output(row.request_id, tokens, tuple(logprobs.get(row.request_id, ())[: len(tokens)]), end)
+                    )
+    outputs += [_output(request_id, (), (), end) for request_id, end in finished.items()]
+    return outputs
+
+
+def _output(
+    request_id: int, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], end: FinishEvent | None
+) -> StepOutput:
+    if end is None:
+        return StepOutput(request_id, tokens, logprobs)
+    error = f"the model produced {end.detail}" if end.reason is FinishReason.ERROR else None
+    stop_reason: str | int | None = None
+    if end.reason is FinishReason.STOP:
+        stop_reason = int(end.detail) if tokens and str(tokens[-1]) == end.detail else end.detail
+    return StepOutput(request_id, tokens, logprobs, end.reason.value, stop_reason, end.num_cached_tokens, error)
