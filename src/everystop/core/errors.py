@@ -55,9 +55,9 @@ class NeverFits(RequestError):
 
     def __init__(self, num_prompt_tokens: int, max_tokens: int, limit_tokens: int) -> None:
         super().__init__(
-            f"{num_prompt_tokens:,} prompt tokens + max_tokens {max_tokens:,} = {num_prompt_tokens + max_tokens:,}, but "
-            f"at most {limit_tokens:,} tokens fit; lower max_tokens to {limit_tokens - num_prompt_tokens:,}, shorten the "
-            "prompt, or raise --max-model-len or --kv-cache-memory",
+            f"{num_prompt_tokens:,} prompt tokens + max_tokens {max_tokens:,} = {num_prompt_tokens + max_tokens:,}, "
+            f"but at most {limit_tokens:,} fit; lower max_tokens to {limit_tokens - num_prompt_tokens:,}, shorten "
+            "the prompt, or raise --max-model-len or --kv-cache-memory",
             param="max_tokens",
             code="context_length_exceeded",
         )
