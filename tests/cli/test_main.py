@@ -1,0 +1,112 @@
+"""What the command line prints and returns, without any model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import everystop
+from everystop import cli
+from everystop.config import Config
+from everystop.core.errors import ConfigError, ModelError
+
+
+def fake_module(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Callable[..., Any]) -> None:
+    """Put a module in the place of one that a command imports when it runs."""
+    module = ModuleType(name)
+    for function_name, function in functions.items():
+        setattr(module, function_name, function)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("EVERYSTOP_CONFIG", "EVERYSTOP_PORT", "EVERYSTOP_MODEL", "EVERYSTOP_THREADS"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"everystop {everystop.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["bench"], ["serve", "--prot", "1"], ["serve", "--port", "x"], ["serve", "--por", "1"]]
+)
+def test_wrong_call_ends_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    assert "usage: everystop" in capsys.readouterr().err
+
+
+def test_unknown_command_is_answered_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["bench"])
+    error = capsys.readouterr().err
+    assert all(command in error for command in ("'bench'", "'serve'", "'pull'", "'batch'"))
+
+
+def test_serve_gets_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Config] = []
+    fake_module(monkeypatch, "everystop.server.app", serve=served.append)
+    assert cli.main(["serve", "m.gguf", "--port", "9"]) == 0
+    assert served == [Config(model="m.gguf", port=9)]
+
+
+def test_pull_prints_where_the_model_lies(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fake_module(monkeypatch, "everystop.model.pull", pull=lambda name: f"/cache/{name}.gguf")
+    assert cli.main(["pull"]) == 0
+    assert capsys.readouterr().out == "/cache/smollm2.gguf\n"
+
+
+@pytest.mark.parametrize(("error", "status"), [(ModelError("m.gguf: cut off"), 1), (ConfigError("no such thing"), 2)])
+def test_named_error_is_one_sentence(
+    error: Exception, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: Config) -> int:
+        raise error
+
+    fake_module(monkeypatch, "everystop.server.app", serve=fail)
+    assert cli.main(["serve"]) == status
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"everystop: {error}\n")
+
+
+def test_settings_that_contradict_end_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--max-num-seqs", "9", "--max-num-batched-tokens", "8"]) == 2
+    assert "--max-num-batched-tokens 8" in capsys.readouterr().err
+
+
+def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: Config) -> int:
+        raise KeyboardInterrupt
+
+    fake_module(monkeypatch, "everystop.server.app", serve=interrupt)
+    assert cli.main(["serve"]) == 130
+
+
+def test_help_loads_nothing_but_the_standard_library() -> None:
+    code = (
+        "import sys; before = set(sys.modules)\n"
+        "from everystop.cli import main\n"
+        "try: main(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({m.split('.')[0] for m in set(sys.modules) - before} - sys.stdlib_module_names), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--max-num-seqs N" in result.stdout
+    assert result.stderr == "['everystop']\n"
+
+
+def test_module_runs_as_a_program() -> None:
+    command = [sys.executable, "-m", "everystop", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout == f"everystop {everystop.__version__}\n"

@@ -1,0 +1,109 @@
+"""Where a setting comes from, and what is said when it is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from everystop.cli import settings
+from everystop.config import Config
+from everystop.core.errors import ConfigError
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("model", nargs="?")
+    settings.add_options(parser)
+    return parser.parse_args(words)
+
+
+def config(*words: str, **environment: str) -> Config:
+    return settings.make_config(parse(*words), environment)
+
+
+def test_nothing_given_means_the_defaults() -> None:
+    assert config() == Config()
+
+
+def test_flags_set_their_fields() -> None:
+    made = config(
+        "m.gguf", "--port", "0", "--kv-cache-memory", "1.5GiB", "--no-enable-prefix-caching", "--api-key", "a"
+    )
+    assert made == Config(
+        model="m.gguf", port=0, kv_cache_memory=3 * 2**29, enable_prefix_caching=False, api_key=("a",)
+    )
+
+
+def test_every_field_has_a_flag_and_a_group() -> None:
+    fields = [field.name for field in dataclasses.fields(Config) if field.name != "model"]
+    assert [field.name for field in settings.flag_fields()] == fields
+    grouped = [name for names in settings.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(fields)
+
+
+def test_repeated_flag_collects_values() -> None:
+    assert config("--api-key", "a", "--api-key", "b").api_key == ("a", "b")
+
+
+def test_flag_wins_over_environment_and_that_over_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("port = 1\nmax-num-seqs = 2\nbatch_wait_ms = 3\n")
+    made = config("--config", str(file), "--port", "10", EVERYSTOP_PORT="20", EVERYSTOP_MAX_NUM_SEQS="20")
+    assert (made.port, made.max_num_seqs, made.batch_wait_ms) == (10, 20, 3)
+
+
+def test_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('model = "x.gguf"\napi-key = ["a", "b"]\nenable-prefix-caching = false\nshutdown-timeout = 5\n')
+    made = config(EVERYSTOP_CONFIG=str(file))
+    assert made == Config(model="x.gguf", api_key=("a", "b"), enable_prefix_caching=False, shutdown_timeout=5.0)
+
+
+def test_environment_holds_lists_and_truth_values() -> None:
+    made = config(EVERYSTOP_API_KEY="a, b", EVERYSTOP_ENABLE_PREFIX_CACHING="Off", EVERYSTOP_SEED="")
+    assert made == Config(api_key=("a", "b"), enable_prefix_caching=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("prot = 1", ["'prot'", "serve --help"]),
+        ('port = "x"', ["port in", "'x'", "a whole number"]),
+        ("port = 1.5", ["port in", "1.5", "a whole number"]),
+        ("port = true", ["port in", "True", "a whole number"]),
+        ("host = 1", ["host in", "text"]),
+        ("seed = [1]", ["seed in", "[1]"]),
+        ('enable-prefix-caching = "maybe"', ["enable-prefix-caching in", "true or false"]),
+        ('kv-cache-memory = "lots"', ["kv-cache-memory in", "512MiB"]),
+        ('dtype = "int4"', ["--dtype", "int4", "int8"]),
+        ("port = ", ["is not TOML"]),
+    ],
+)
+def test_wrong_line_of_a_file_is_named(tmp_path: Path, line: str, words: list[str]) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(line + "\n")
+    with pytest.raises(ConfigError) as caught:
+        config("--config", str(file))
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file"):
+        config("--config", str(tmp_path / "none.toml"))
+
+
+def test_wrong_environment_variable_is_named() -> None:
+    with pytest.raises(ConfigError, match="EVERYSTOP_THREADS is 'two'; it must be a whole number"):
+        config(EVERYSTOP_THREADS="two")
+
+
+def test_help_names_each_default_once() -> None:
+    for field in settings.flag_fields():
+        text = settings.help_text(field)
+        assert text.count("(default") == (0 if field.default in (None, ()) and "(default" not in text else 1)
+    assert settings.help_text(next(f for f in settings.flag_fields() if f.name == "max_num_seqs")).endswith(
+        "(default: 64)"
+    )

@@ -1,0 +1,176 @@
+"""The import contract: imports point one way, and the core depends on nothing that could make it non-deterministic."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src"
+MODULES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(SOURCE.rglob("*.py"))
+}
+
+# Who may import what of the project, by the longest matching prefix; a package may always import itself, unless a
+# longer prefix says otherwise. A name ending in a colon part, `module:Name`, allows that one name.
+ERRORS = "everystop.core.errors"
+PROTOCOL = "everystop.runner:ModelRunner"
+PARAMS = "everystop.core.request:SamplingParams"
+ALLOWED = {
+    "everystop": {"everystop.cli", "everystop.engine.llm", PARAMS},
+    "everystop.config": {ERRORS},
+    "everystop.core": set(),
+    "everystop.observe": {"everystop.core.events", ERRORS},
+    "everystop.model": {ERRORS, "everystop.config", "everystop._native", "everystop:__version__"},
+    "everystop.runner": {"everystop.core.plan", PARAMS, ERRORS},
+    "everystop.runner.native": {
+        "everystop.model",
+        "everystop.core.plan",
+        PARAMS,
+        ERRORS,
+        PROTOCOL,
+        "everystop._native",
+    },
+    "everystop.engine": {"everystop.core", PROTOCOL, "everystop.config"},
+    "everystop.engine.loop": {"everystop.core", PROTOCOL},
+    # The two ways to run the engine without a server put its parts together themselves.
+    "everystop.engine.llm": {"everystop.core", "everystop.config", "everystop.model", "everystop.runner"},
+    "everystop.engine.batch": {"everystop.core", "everystop.config", "everystop.model", "everystop.runner"},
+    "everystop.server": {
+        "everystop.engine",
+        "everystop.model",
+        "everystop.observe",
+        "everystop.config",
+        "everystop:__version__",
+        "everystop.core.plan:TokenLogprobs",
+        PARAMS,
+        ERRORS,
+    },
+    "everystop.sim": {"everystop.core", "everystop.engine.loop", "everystop.runner.simulated", PROTOCOL},
+    "everystop.cli": {
+        "everystop.server",
+        "everystop.engine",
+        "everystop.model",
+        "everystop.observe",
+        "everystop.sim",
+        "everystop.config",
+        "everystop:__version__",
+        ERRORS,
+    },
+}
+
+# Clocks, chance, threads, files and the network: what the core and the step loop must get from outside, as arguments.
+IMPURE = {
+    "asyncio", "concurrent", "contextvars", "ctypes", "datetime", "glob", "http", "io", "logging", "multiprocessing",
+    "os", "pathlib", "queue", "random", "sched", "secrets", "select", "selectors", "shutil", "signal", "socket",
+    "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid", "warnings", "weakref",
+}  # fmt: skip
+IMPURE_BUILTINS = {"open", "input", "print", "exec", "eval", "hash", "id", "__import__"}
+PURE = [name for name in MODULES if (name + ".").startswith(("everystop.core.", "everystop.engine.loop."))]
+
+
+def imports_of(name: str) -> Iterator[tuple[str, str | None]]:
+    """Each import in a module as (module, name taken from it), wherever it stands; `import a.b` takes no name."""
+    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: relative imports hide where they point"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield (full, None) if full in MODULES else (str(node.module), alias.name)
+
+
+def inside(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def rule_for(module: str) -> str:
+    """The longest prefix in `ALLOWED`; the root's rule holds for the root's own modules only."""
+    prefixes = [prefix for prefix in ALLOWED if prefix != "everystop" and inside(module, prefix)]
+    return max(prefixes, key=len, default="everystop")
+
+
+def is_allowed(importer: str, imported: str, name: str | None) -> bool:
+    rule = rule_for(importer)
+    if rule_for(imported) == rule and rule != "everystop":
+        return True
+    # A subpackage with a rule of its own may be imported by its package only where that is written down.
+    return any(f"{imported}:{name}" == entry if ":" in entry else inside(imported, entry) for entry in ALLOWED[rule])
+
+
+def test_imports_point_one_way() -> None:
+    wrong = [
+        f"{importer} imports {name + ' from ' if name else ''}{imported}"
+        for importer in MODULES
+        for imported, name in imports_of(importer)
+        if inside(imported, "everystop") and not is_allowed(importer, imported, name)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "name"),
+    [
+        ("everystop.core.scheduler", "everystop.engine.loop", "step"),
+        ("everystop.core.scheduler", "everystop.config", "Config"),
+        ("everystop.server.app", "everystop.core.scheduler", "Scheduler"),
+        ("everystop.server.app", "everystop.core.request", "Request"),
+        ("everystop.engine.loop", "everystop.config", "Config"),
+        ("everystop.engine.engine", "everystop.runner.native", "NativeRunner"),
+        ("everystop.engine.engine", "everystop.server.app", "serve"),
+        ("everystop.model.gguf", "everystop.runner.native", None),
+        ("everystop.observe.metrics", "everystop.core.scheduler", None),
+        ("everystop.runner", "everystop.runner.native", None),
+        ("everystop.sim.clock", "everystop.engine.engine", None),
+    ],
+)
+def test_contract_refuses_what_the_design_forbids(importer: str, imported: str, name: str | None) -> None:
+    assert not is_allowed(importer, imported, name)
+
+
+def test_core_and_step_loop_use_only_the_pure_part_of_the_standard_library() -> None:
+    assert "everystop.core.scheduler" in PURE
+    wrong = [
+        f"{module} imports {imported}"
+        for module in PURE
+        for imported, _ in imports_of(module)
+        if not inside(imported, "everystop")
+        and (imported.split(".")[0] not in sys.stdlib_module_names or imported.split(".")[0] in IMPURE)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_core_and_step_loop_call_nothing_that_depends_on_the_process() -> None:
+    wrong = [
+        f"{module}:{node.lineno} calls {node.func.id}()"
+        for module in PURE
+        for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_BUILTINS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def loaded_after(statement: str) -> set[str]:
+    """The modules that a fresh interpreter holds after a statement, less those it starts with."""
+    code = f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
+    environment = {"PYTHONPATH": str(SOURCE), "PATH": ""}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+@pytest.mark.parametrize("package", ["everystop", "everystop.core.scheduler", "everystop.runner", "everystop.config"])
+def test_importing_a_light_package_loads_no_third_party_module(package: str) -> None:
+    loaded = {name.split(".")[0] for name in loaded_after(f"import {package}")}
+    assert "everystop" in loaded
+    assert loaded - sys.stdlib_module_names == {"everystop"}
+
+
+def test_importing_the_runner_package_loads_no_backend() -> None:
+    loaded = loaded_after("import everystop.runner")
+    assert not [name for name in loaded if name.startswith("everystop.runner.") or name == "everystop._native"]
