@@ -62,7 +62,8 @@ def test_serve_gets_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pull_prints_where_the_model_lies(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fake_module(monkeypatch, "everystop.model.pull", pull=lambda name: f"/cache/{name}.gguf")
+    fake_module(monkeypatch, "everystop.model.pull", pull=lambda name, home: f"{home.root}/{name}.gguf")
+    monkeypatch.setenv("EVERYSTOP_HOME", "/cache")
     assert cli.main(["pull"]) == 0
     assert capsys.readouterr().out == "/cache/smollm2.gguf\n"
 

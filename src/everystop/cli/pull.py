@@ -20,7 +20,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fetch, check, and print where the model lies."""
+    from everystop.model.home import Home
     from everystop.model.pull import pull
 
-    print(pull(arguments.model))
+    print(pull(arguments.model, Home.from_environment()))
     return 0
