@@ -1,0 +1,148 @@
+"""Puts the parts together: from a configuration and loaded weights to a scheduler, a runner and an engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from everystop.config import Config
+from everystop.core.errors import ConfigError
+from everystop.core.kv_cache import KVCache
+from everystop.core.policy import make_policy
+from everystop.core.scheduler import Limits, Scheduler
+from everystop.engine.engine import Engine, TextDecoder
+from everystop.model.spec import DecoderSpec
+from everystop.model.weights import LoadedModel
+
+NS_PER_MS = 1_000_000
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What the KV cache holds: `num_blocks` blocks of `block_size` tokens, in `num_bytes` bytes."""
+
+    num_blocks: int
+    block_size: int
+    num_bytes: int
+    max_model_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that fit at once."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def num_longest_requests(self) -> int:
+        """Requests of the longest length that fit at once."""
+        return self.num_blocks // -(-self.max_model_len // self.block_size)
+
+
+def allowed_memory_bytes() -> int:
+    """Memory that this process may use: the machine's, or less where a cgroup (v1 or v2) limits it."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = (
+        _read_limit(Path("/sys/fs/cgroup/memory.max")),
+        _read_limit(Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")),
+    )
+    return min(physical, *limits)
+
+
+def _read_limit(path: Path) -> int:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return _UNLIMITED
+    return int(text) if text.isdigit() else _UNLIMITED
+
+
+def longest_sequence(config: Config, spec: DecoderSpec) -> int:
+    """Longest sequence to serve, in tokens; raises ConfigError where the flag asks for more than the model can."""
+    if config.max_model_len is None:
+        return spec.max_position
+    if config.max_model_len > spec.max_position:
+        raise ConfigError(
+            f"--max-model-len is {config.max_model_len:,}, but the model was trained for {spec.max_position:,} tokens; "
+            "lower it"
+        )
+    return config.max_model_len
+
+
+def plan_capacity(config: Config, spec: DecoderSpec, bytes_per_block: int) -> Capacity:
+    """Size of the KV cache: what the flag says, else the least of a quarter of the allowed memory and all it could use.
+
+    Raises ConfigError if not even one block fits.
+    """
+    max_model_len = longest_sequence(config, spec)
+    if config.kv_cache_memory is not None:
+        num_blocks = config.kv_cache_memory // bytes_per_block
+    else:
+        usable = config.max_num_seqs * -(-max_model_len // config.block_size)
+        num_blocks = min(usable, allowed_memory_bytes() // 4 // bytes_per_block)
+    if num_blocks < 1:
+        raise ConfigError(
+            f"the KV cache has room for no block of {config.block_size} tokens ({bytes_per_block:,} bytes); "
+            "raise --kv-cache-memory or lower --block-size"
+        )
+    return Capacity(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_bytes=num_blocks * bytes_per_block,
+        max_model_len=min(max_model_len, num_blocks * config.block_size),
+    )
+
+
+def build_scheduler(config: Config, capacity: Capacity) -> Scheduler:
+    """The scheduler that the configuration describes."""
+    kv = KVCache(
+        num_blocks=capacity.num_blocks,
+        block_size=capacity.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+    limits = Limits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_prefill_tokens=config.max_num_prefill_tokens,
+        max_model_len=capacity.max_model_len,
+    )
+    return Scheduler(limits, kv, make_policy(config.policy, batch_wait_ns=config.batch_wait_ms * NS_PER_MS))
+
+
+def num_threads(config: Config) -> int:
+    """Threads that compute: the flag, else the least of physical cores, affinity and cgroup quota."""
+    from everystop.runner.native import default_num_threads
+
+    return config.threads or default_num_threads()
+
+
+def build_engine(
+    config: Config,
+    loaded: LoadedModel,
+    *,
+    eos_token_ids: Sequence[int],
+    num_valid_tokens: int,
+    make_text_decoder: Callable[[], TextDecoder],
+) -> tuple[Engine, Capacity]:
+    """Runner, scheduler and engine over loaded weights; the engine is not started."""
+    from everystop.runner.native import NativeRunner, bytes_per_block
+
+    capacity = plan_capacity(config, loaded.spec, bytes_per_block(loaded.spec, config.block_size, loaded.dtype))
+    runner = NativeRunner(
+        loaded,
+        num_blocks=capacity.num_blocks,
+        block_size=capacity.block_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        num_threads=num_threads(config),
+        num_valid_tokens=num_valid_tokens,
+    )
+    engine = Engine(
+        build_scheduler(config, capacity),
+        runner,
+        eos_token_ids=eos_token_ids,
+        make_text_decoder=make_text_decoder,
+        seed=config.seed,
+    )
+    return engine, capacity

@@ -1,0 +1,230 @@
+"""The engine thread: messages in, outputs out, and what happens when somebody fails."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from everystop.core.errors import EngineDead
+from everystop.core.kv_cache import KVCache
+from everystop.core.plan import StepPlan, StepResult
+from everystop.core.policy import make_policy
+from everystop.core.request import SamplingParams
+from everystop.core.scheduler import Limits, Scheduler
+from everystop.engine.engine import Engine
+from everystop.engine.messages import Abort, StepOutput, Submit
+
+EOS = 1
+WAIT_S = 10
+
+
+class CountingRunner:
+    """Samples 100, 101, 102 … for each request; `fail` may raise or spoil a result."""
+
+    def __init__(self, fail: Callable[[StepPlan, StepResult], None] | None = None) -> None:
+        self.fail = fail
+        self.closed = False
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        rows: list[tuple[int, ...] | str] = []
+        for row in plan.rows:
+            samples = row.logits_from < row.num_tokens
+            rows.append((100 + row.start + row.num_tokens - 3,) if samples else ())
+        result = StepResult(rows=rows)
+        if self.fail is not None:
+            self.fail(plan, result)
+        return result
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class LetterDecoder:
+    """Token 100 is "a", 101 "b", and so on."""
+
+    def feed(self, token_id: int) -> str:
+        return chr(ord("a") + token_id - 100)
+
+
+class Client:
+    """Collects outputs by request until they end."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.outputs: queue.Queue[StepOutput] = queue.Queue()
+        self.failures: queue.Queue[BaseException] = queue.Queue()
+        engine.on_outputs = lambda outputs: [self.outputs.put(output) for output in outputs] and None
+        engine.on_failure = self.failures.put
+
+    def submit(self, num_prompt: int = 3, **params: object) -> int:
+        params = {"max_tokens": 5, **params}
+        sampling = SamplingParams(**params)  # type: ignore[arg-type]
+        first = self.engine.allocate_ids(sampling.n)
+        self.engine.submit(Submit(first, tuple(range(2, 2 + num_prompt)), sampling))
+        return first
+
+    def collect(self, num_finished: int) -> dict[int, list[StepOutput]]:
+        collected: dict[int, list[StepOutput]] = {}
+        while num_finished:
+            output = self.outputs.get(timeout=WAIT_S)
+            collected.setdefault(output.request_id, []).append(output)
+            num_finished -= output.finish_reason is not None or output.refused
+        return collected
+
+
+@contextmanager
+def running_engine(runner: CountingRunner, *, policy: str = "continuous", seed: int | None = None) -> Iterator[Client]:
+    kv = KVCache(num_blocks=64, block_size=16, enable_prefix_caching=True)
+    scheduler = Scheduler(Limits(max_num_seqs=4, max_model_len=512), kv, make_policy(policy, batch_wait_ns=1_000_000))
+    engine = Engine(scheduler, runner, eos_token_ids=[EOS], make_text_decoder=LetterDecoder, seed=seed)
+    client = Client(engine)
+    engine.start()
+    try:
+        yield client
+    finally:
+        engine.stop()
+        if engine.error is None:
+            scheduler.check_integrity()
+
+
+def tokens_of(outputs: list[StepOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+@pytest.mark.parametrize("policy", ["continuous", "static", "static-padded"])
+def test_each_request_gets_its_tokens_and_one_end(policy: str) -> None:
+    with running_engine(CountingRunner(), policy=policy) as client:
+        ids = [client.submit(max_tokens=k) for k in range(1, 8)]
+        collected = client.collect(len(ids))
+    for k, request_id in enumerate(ids, start=1):
+        outputs = collected[request_id]
+        assert tokens_of(outputs) == [100 + i for i in range(k)]
+        assert [o.finish_reason for o in outputs] == [None] * (k - 1) + ["length"]
+
+
+def test_choices_have_consecutive_ids() -> None:
+    with running_engine(CountingRunner()) as client:
+        first = client.submit(n=3)
+        collected = client.collect(3)
+    assert sorted(collected) == [first, first + 1, first + 2]
+
+
+def test_stop_string_across_tokens_ends_the_request_in_the_step_that_completes_it() -> None:
+    with running_engine(CountingRunner()) as client:
+        request_id = client.submit(stop=("cd",), max_tokens=20)
+        outputs = client.collect(1)[request_id]
+    assert tokens_of(outputs) == [100, 101, 102, 103]
+    assert outputs[-1].finish_reason == "stop"
+    assert outputs[-1].stop_reason == "cd"
+
+
+def test_stop_token_is_named_as_the_reason() -> None:
+    with running_engine(CountingRunner()) as client:
+        request_id = client.submit(stop_token_ids=(102,), max_tokens=20)
+        outputs = client.collect(1)[request_id]
+    assert outputs[-1].finish_reason == "stop"
+    assert outputs[-1].stop_reason == 102
+
+
+def test_refused_request_is_answered_and_leaves_others_alone() -> None:
+    with running_engine(CountingRunner()) as client:
+        too_long = client.submit(num_prompt=600)
+        never_fits = client.submit(max_tokens=600)
+        fine = client.submit()
+        collected = client.collect(3)
+    assert collected[too_long][0].refused
+    assert "600 tokens" in str(collected[too_long][0].error)
+    assert collected[never_fits][0].error_code == "context_length_exceeded"
+    assert len(tokens_of(collected[fine])) == 5
+
+
+def test_abort_ends_a_request_and_unknown_ids_are_ignored() -> None:
+    with running_engine(CountingRunner()) as client:
+        request_id = client.submit(max_tokens=450)
+        client.engine.abort(Abort((12345, request_id)))
+        outputs = client.collect(1)[request_id]
+        assert outputs[-1].finish_reason == "abort"
+        other = client.submit()
+        assert len(tokens_of(client.collect(1)[other])) == 5
+
+
+def test_failed_row_fails_its_request_alone() -> None:
+    def spoil(plan: StepPlan, result: StepResult) -> None:
+        for i, row in enumerate(plan.rows):
+            if row.request_id == 0 and row.start >= 4:
+                result.rows[i] = "non-finite logits"
+
+    with running_engine(CountingRunner(spoil)) as client:
+        bad, good = client.submit(), client.submit()
+        collected = client.collect(2)
+    assert collected[bad][-1].finish_reason == "error"
+    assert "non-finite logits" in str(collected[bad][-1].error)
+    assert tokens_of(collected[good]) == [100, 101, 102, 103, 104]
+
+
+def test_runner_failure_is_reported_and_later_requests_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(plan: StepPlan, result: StepResult) -> None:
+        raise RuntimeError("the device is on fire")
+
+    with running_engine(CountingRunner(fail)) as client:
+        client.submit()
+        failure = client.failures.get(timeout=WAIT_S)
+        assert "on fire" in str(failure)
+        assert client.engine.error is failure
+        with pytest.raises(EngineDead, match="on fire"):
+            client.submit()
+
+
+def test_failing_observer_does_not_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    def explode(events: object) -> None:
+        raise ValueError("metrics went below zero")
+
+    with running_engine(CountingRunner()) as client:
+        client.engine.on_events = explode
+        request_id = client.submit()
+        assert len(tokens_of(client.collect(1)[request_id])) == 5
+    assert "a callback of the engine failed" in caplog.text
+
+
+def seeds_seen(seed: int | None) -> list[int | None]:
+    seen: list[int | None] = []
+    runner = CountingRunner(lambda plan, result: seen.extend(a.params.seed for a in plan.admitted))
+    with running_engine(runner, seed=seed) as client:
+        client.submit()
+        client.submit()
+        client.submit(seed=7)
+        client.collect(3)
+    return seen
+
+
+def test_seeds_are_random_unless_the_server_has_one_and_a_clients_own_wins() -> None:
+    first, again, unseeded = seeds_seen(5), seeds_seen(5), seeds_seen(None)
+    assert first == again
+    assert first[0] != first[1]
+    assert first[2] == unseeded[2] == 7
+    assert unseeded[:2] != first[:2]
+
+
+def test_idle_engine_sleeps_and_wakes() -> None:
+    with running_engine(CountingRunner()) as client:
+        client.submit()
+        client.collect(1)
+        for _ in range(100):
+            if client.engine.is_idle:
+                break
+            time.sleep(0.01)
+        assert client.engine.is_idle
+        request_id = client.submit()
+        assert len(tokens_of(client.collect(1)[request_id])) == 5
+
+
+def test_stopping_closes_the_runner() -> None:
+    runner = CountingRunner()
+    with running_engine(runner) as client:
+        client.submit()
+        client.collect(1)
+    assert runner.closed
