@@ -1,0 +1,310 @@
+"""Counters, gauges and histograms as a view of `core.events`, shown in Prometheus' text format.
+
+The engine's thread only hands event lists over; they are counted where and when somebody looks, so that no arithmetic
+here can slow or stop a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from everystop.core.events import (
+    AdmitEvent,
+    ArrivalEvent,
+    Event,
+    FinishEvent,
+    PreemptEvent,
+    RefuseEvent,
+    StepEvent,
+)
+from everystop.core.request import FinishReason
+
+LATENCY_BUCKETS_S = (
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.15,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    320,
+    640,
+)
+ITL_BUCKETS_S = (
+    0.001,
+    0.002,
+    0.003,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.025,
+    0.03,
+    0.04,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    1,
+    2.5,
+    5,
+)
+STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+STEP_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+class Histogram:
+    """Counts of values by bucket; `bounds` are inclusive upper ends, a last bucket without end follows."""
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper end, values up to it), as Prometheus wants them."""
+        rows, count = [], 0
+        for bound, num in zip((*map(str, self._bounds), "+Inf"), self.counts, strict=True):
+            count += num
+            rows.append((bound, float(count)))
+        return rows
+
+
+class _Life:
+    """What is known of a request that has arrived and not ended."""
+
+    __slots__ = ("arrival_ns", "is_running", "last_token_ns", "num_cached", "num_prompt")
+
+    def __init__(self, event: ArrivalEvent) -> None:
+        self.arrival_ns = event.now_ns
+        self.num_prompt = event.num_prompt_tokens
+        self.is_running = False
+        self.last_token_ns = 0
+        self.num_cached = -1  # not admitted yet
+
+
+class Metrics:
+    """All that is counted; `receive` may be called from any thread, everything else from one."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_prompt_tokens = 0
+        self.num_generation_tokens = 0
+        self.num_computed_prompt_tokens = 0
+        self.num_preemptions = 0
+        self.num_preempted_tokens = 0
+        self.num_prefix_queries = 0
+        self.num_prefix_hits = 0
+        self.num_steps = 0
+        self.num_evicted_blocks = 0
+        self.finished: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
+        self.refused: Counter[str] = Counter()
+        self.ttft = Histogram(LATENCY_BUCKETS_S)
+        self.itl = Histogram(ITL_BUCKETS_S)
+        self.e2e = Histogram(LATENCY_BUCKETS_S)
+        self.queue_time = Histogram(LATENCY_BUCKETS_S)
+        self.step_time = Histogram(STEP_BUCKETS_S)
+        self.step_tokens = Histogram(STEP_TOKEN_BUCKETS)
+        self._num_free_blocks = num_blocks
+        self._lives: dict[int, _Life] = {}
+        self._inbox: deque[list[Event]] = deque()
+
+    def receive(self, events: list[Event]) -> None:
+        """Keep events until someone looks; one append."""
+        self._inbox.append(events)
+
+    def catch_up(self) -> None:
+        """Count all that has been received."""
+        while True:
+            try:
+                events = self._inbox.popleft()
+            except IndexError:
+                return
+            for event in events:
+                self._count(event)
+
+    def forget_running(self) -> None:
+        """The engine has died: nothing runs or waits any more."""
+        self.catch_up()
+        self._lives.clear()
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return sum(1 for life in self._lives.values() if life.is_running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have arrived and do not run."""
+        return len(self._lives) - self.num_running
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks that requests hold; cached blocks that nobody holds count as free."""
+        return 1 - self._num_free_blocks / self.num_blocks if self._lives else 0.0
+
+    def _count(self, event: Event) -> None:
+        if isinstance(event, StepEvent):
+            self._count_step(event)
+        elif isinstance(event, ArrivalEvent):
+            self._lives[event.request_id] = _Life(event)
+            if event.choice_index == 0:
+                self.num_prompt_tokens += event.num_prompt_tokens
+        elif isinstance(event, AdmitEvent):
+            self._count_admission(event)
+        elif isinstance(event, FinishEvent):
+            self._count_finish(event)
+        elif isinstance(event, PreemptEvent):
+            self.num_preemptions += 1
+            self.num_preempted_tokens += event.num_lost_tokens
+            with contextlib.suppress(KeyError):
+                self._lives[event.request_id].is_running = False
+        elif isinstance(event, RefuseEvent):
+            self.refused[event.code] += 1
+
+    def _count_step(self, event: StepEvent) -> None:
+        self.num_steps += 1
+        self._num_free_blocks = event.num_free_blocks
+        self.num_evicted_blocks = max(self.num_evicted_blocks, event.num_evicted_blocks)
+        self.step_time.add(event.execute_ns / 1e9)
+        now_ns, num_tokens = event.now_ns, 0
+        for row, tokens in zip(event.plan.rows, event.tokens, strict=False):
+            num_tokens += row[2]
+            life = self._lives.get(row[0])
+            if life is None:
+                continue
+            if row[1] < life.num_prompt:
+                self.num_computed_prompt_tokens += min(row[2], life.num_prompt - row[1])
+            if tokens:
+                self._count_tokens(life, now_ns, len(tokens))
+        self.step_tokens.add(num_tokens)
+
+    def _count_tokens(self, life: _Life, now_ns: int, num: int) -> None:
+        self.num_generation_tokens += num
+        if life.last_token_ns:
+            gap_s = (now_ns - life.last_token_ns) / 1e9 / num
+            for _ in range(num):
+                self.itl.add(gap_s)
+        else:
+            self.ttft.add((now_ns - life.arrival_ns) / 1e9)
+        life.last_token_ns = now_ns
+
+    def _count_admission(self, event: AdmitEvent) -> None:
+        life = self._lives.get(event.request_id)
+        if life is None:
+            return
+        life.is_running = True
+        if event.resumed or life.num_cached >= 0:
+            return
+        life.num_cached = event.num_cached_tokens
+        self.queue_time.add((event.now_ns - life.arrival_ns) / 1e9)
+        if event.forked_from < 0:
+            self.num_prefix_queries += event.num_tokens
+            self.num_prefix_hits += event.num_cached_tokens
+
+    def _count_finish(self, event: FinishEvent) -> None:
+        life = self._lives.pop(event.request_id, None)
+        self.finished[event.reason] += 1
+        if life is None:
+            return
+        if life.num_cached >= 0:  # blocks that became matchable after admission
+            self.num_prefix_hits += max(0, event.num_cached_tokens - life.num_cached)
+        if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.e2e.add((event.now_ns - life.arrival_ns) / 1e9)
+
+
+def render(metrics: Metrics, model: str) -> bytes:
+    """Prometheus' text format, version 0.0.4."""
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.registry import Collector
+
+    class View(Collector):
+        """One scrape."""
+
+        def collect(self) -> Iterator[Any]:
+            """All families."""
+            return _families(metrics, model)
+
+    registry = CollectorRegistry()
+    metrics.catch_up()
+    registry.register(View())
+    return generate_latest(registry)
+
+
+def _families(metrics: Metrics, model: str) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    labels, values = ["model_name"], [model]
+
+    def gauge(name: str, text: str, value: float) -> Any:
+        family = GaugeMetricFamily(f"everystop_{name}", text, labels=labels)
+        family.add_metric(values, value)
+        return family
+
+    def counter(name: str, text: str, value: float) -> Any:
+        family = CounterMetricFamily(f"everystop_{name}", text, labels=labels)
+        family.add_metric(values, value)
+        return family
+
+    def by_label(name: str, text: str, label: str, counts: Counter[str]) -> Any:
+        family = CounterMetricFamily(f"everystop_{name}", text, labels=[*labels, label])
+        for key, value in counts.items():
+            family.add_metric([*values, key], value)
+        return family
+
+    def histogram(name: str, text: str, data: Histogram) -> Any:
+        family = HistogramMetricFamily(f"everystop_{name}", text, labels=labels)
+        family.add_metric(values, buckets=data.cumulative(), sum_value=data.total)
+        return family
+
+    yield gauge("num_requests_running", "Requests that hold a slot", metrics.num_running)
+    yield gauge("num_requests_waiting", "Requests that have arrived and do not run", metrics.num_waiting)
+    yield gauge("kv_cache_usage_perc", "Share of the KV blocks held by requests, 0 to 1", metrics.kv_usage)
+    yield gauge("kv_cache_blocks", "Blocks of the KV cache", metrics.num_blocks)
+    yield counter("prompt_tokens", "Prompt tokens of requests taken", metrics.num_prompt_tokens)
+    yield counter(
+        "computed_prompt_tokens", "Prompt tokens computed, again after a preemption", metrics.num_computed_prompt_tokens
+    )
+    yield counter("generation_tokens", "Tokens generated", metrics.num_generation_tokens)
+    yield counter("num_preemptions", "Preemptions", metrics.num_preemptions)
+    yield counter("preempted_tokens", "Computed tokens lost by preemptions", metrics.num_preempted_tokens)
+    yield counter("prefix_cache_queries", "Tokens looked up in the prefix cache", metrics.num_prefix_queries)
+    yield counter("prefix_cache_hits", "Tokens taken from the prefix cache", metrics.num_prefix_hits)
+    yield counter("evicted_blocks", "Cached KV blocks given to others", metrics.num_evicted_blocks)
+    yield counter("steps", "Steps executed", metrics.num_steps)
+    yield by_label("request_success", "Requests that ended, by reason", "finished_reason", metrics.finished)
+    yield by_label("requests_refused", "Requests that could never fit, by error", "error", metrics.refused)
+    yield histogram("time_to_first_token_seconds", "Arrival in the engine to first token", metrics.ttft)
+    yield histogram("inter_token_latency_seconds", "Gap between two tokens of a request", metrics.itl)
+    yield histogram("e2e_request_latency_seconds", "Arrival in the engine to the end, without aborts", metrics.e2e)
+    yield histogram("request_queue_time_seconds", "Arrival in the engine to first admission", metrics.queue_time)
+    yield histogram("step_seconds", "Execution of one step", metrics.step_time)
+    yield histogram("iteration_tokens", "Tokens computed in one step", metrics.step_tokens)

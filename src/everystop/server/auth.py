@@ -1,0 +1,51 @@
+"""Lets nobody in without a key, on any path but `/health`, where keys are set; the Host header has no say in it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from everystop.core.errors import RequestError
+from everystop.server.errors import Unauthorized, error_response
+
+OPEN_PATHS = frozenset({"/health"})
+_HOST = re.compile(rb"[A-Za-z0-9._~\-\[\]:%]*")
+
+
+class KeyGuard:
+    """ASGI middleware: 401 without a valid `Authorization: Bearer KEY`, 400 for a Host header that is no host."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        error = self._refusal(scope)
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
+            await error_response(error)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Exception | None:
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        if any(name == b"host" and _HOST.fullmatch(value) is None for name, value in headers):
+            return RequestError("the Host header is not a host", code="invalid_host")
+        if not self._digests or scope["path"] in OPEN_PATHS:
+            return None
+        given = [value for name, value in headers if name == b"authorization"]
+        if len(given) == 1 and self._is_valid(given[0]):
+            return None
+        return Unauthorized("a valid API key is needed: send it as 'Authorization: Bearer KEY'")
+
+    def _is_valid(self, header: bytes) -> bool:
+        """Digests are compared, all of them and in constant time: neither length nor position of a key shows."""
+        scheme, _, key = header.partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return scheme.lower() == b"bearer" and any(matches)

@@ -1,0 +1,317 @@
+"""Reads the bodies of completions and chat completions: every field is honoured, neutral, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from everystop.core.errors import RequestError, UnsupportedField
+from everystop.core.request import SamplingParams
+from everystop.server import fields
+from everystop.server.errors import ModelUnknown
+from everystop.server.fields import Reader, wrong
+
+MAX_N = 128
+MAX_PROMPTS = 1024
+MAX_SEQUENCES = 1024
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_MESSAGES = 4096
+MAX_TOKENS = 2**31 - 1
+
+Prompt = str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the served model allows, and what it does where a request is silent."""
+
+    model_names: tuple[str, ...]
+    vocab_size: int
+    max_model_len: int
+    defaults: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A body that can be served; chat has `messages`, completions have `prompts`."""
+
+    params: SamplingParams
+    model: str
+    prompts: tuple[Prompt, ...] = ()
+    messages: tuple[dict[str, Any], ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    cache_salt: str = ""
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body; strict JSON, so no NaN, no lone surrogates, no numbers beyond a double."""
+    try:
+        value = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise RequestError("the body's JSON is nested too deeply", code="invalid_json") from None
+    if type(value) is not dict:
+        raise RequestError("the body must be a JSON object", code="invalid_json")
+    return value
+
+
+def parse_completion(body: Mapping[str, Any], limits: Limits) -> Parsed:
+    """`POST /v1/completions`; raises RequestError."""
+    values = fields.read_fields(body, COMPLETION_FIELDS)
+    if "prompt" not in values:
+        raise RequestError("prompt is missing", param="prompt", code="missing_field")
+    _check_best_of(values)
+    parsed = _parse_common(values, limits, logprobs=values.get("logprobs"), max_tokens=values.get("max_tokens"))
+    prompts = values["prompt"]
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            _check_vocabulary("prompt", prompt, limits)
+    num_sequences = len(prompts) * parsed.params.n
+    if num_sequences > MAX_SEQUENCES:
+        raise RequestError(
+            f"{len(prompts):,} prompts × n {parsed.params.n} = {num_sequences:,} sequences; "
+            f"at most {MAX_SEQUENCES:,} are taken in one request",
+            param="n",
+        )
+    return replace(parsed, prompts=prompts)
+
+
+def parse_chat(body: Mapping[str, Any], limits: Limits) -> Parsed:
+    """`POST /v1/chat/completions`; raises RequestError."""
+    values = fields.read_fields(body, CHAT_FIELDS)
+    if "messages" not in values:
+        raise RequestError("messages is missing", param="messages", code="missing_field")
+    logprobs = None
+    if values.get("logprobs"):
+        logprobs = values.get("top_logprobs", 0)
+    elif values.get("top_logprobs"):
+        raise RequestError("top_logprobs needs logprobs = true", param="top_logprobs")
+    max_tokens = values.get("max_completion_tokens", values.get("max_tokens"))
+    if values.get("max_tokens", max_tokens) != max_tokens:
+        raise RequestError("max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
+    return replace(_parse_common(values, limits, logprobs, max_tokens), messages=values["messages"])
+
+
+def _parse_common(values: dict[str, Any], limits: Limits, logprobs: int | None, max_tokens: int | None) -> Parsed:
+    model = values.get("model", limits.model_names[0])
+    if model not in limits.model_names:
+        raise ModelUnknown(f"the model {model!r} is not served here; {limits.model_names[0]!r} is", param="model")
+    stream = values.get("stream", False)
+    if "stream_options" in values and not stream:
+        raise RequestError("stream_options needs stream = true", param="stream_options")
+    chosen = {name: values[name] for name in PARAMETER_FIELDS if name in values}
+    params = replace(limits.defaults, **chosen, max_tokens=max_tokens, logprobs=logprobs)
+    _check_parameters(params, limits)
+    return Parsed(
+        params=params,
+        model=model,
+        stream=stream,
+        include_usage=values.get("stream_options", {}).get("include_usage", False),
+        cache_salt=values.get("cache_salt", ""),
+    )
+
+
+def _check_parameters(params: SamplingParams, limits: Limits) -> None:
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        message = f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}"
+        raise RequestError(message, param="min_tokens")
+    _check_vocabulary("logit_bias", [token for token, _ in params.logit_bias], limits)
+    _check_vocabulary("stop_token_ids", params.stop_token_ids, limits)
+    _check_vocabulary("allowed_token_ids", params.allowed_token_ids or (), limits)
+    if params.allowed_token_ids == ():
+        raise RequestError("allowed_token_ids is empty: no token could be chosen", param="allowed_token_ids")
+
+
+def _check_vocabulary(name: str, ids: tuple[int, ...] | list[int], limits: Limits) -> None:
+    if ids and not (min(ids) >= 0 and max(ids) < limits.vocab_size):
+        bad = next(token for token in ids if not 0 <= token < limits.vocab_size)
+        raise RequestError(
+            f"{name} holds the token id {bad}; ids must be from 0 to {limits.vocab_size - 1}",
+            param=name,
+            code="invalid_token_id",
+        )
+
+
+def _check_best_of(values: dict[str, Any]) -> None:
+    if values.get("best_of", values.get("n", 1)) != values.get("n", 1):
+        raise UnsupportedField("best_of", "best_of is not supported unless it equals n")
+
+
+def _read_prompt(name: str, value: Any) -> tuple[Prompt, ...]:
+    """A string, a list of token ids, or a list of either."""
+    if type(value) is str:
+        return (value,)
+    if type(value) is not list or not value:
+        raise wrong(name, value, "a string, a list of token ids, or a list of either, and not empty")
+    if type(value[0]) is int:
+        return (_read_prompt_ids(name, value),)
+    if len(value) > MAX_PROMPTS:
+        raise RequestError(f"{name} holds {len(value):,} prompts; at most {MAX_PROMPTS:,} are taken", param=name)
+    kind = type(value[0])
+    if kind is str and all(type(prompt) is str for prompt in value):
+        return tuple(value)
+    if kind is list:
+        return tuple(_read_prompt_ids(name, prompt) for prompt in value)
+    raise wrong(name, value, "a string, a list of token ids, or a list of either")
+
+
+def _read_prompt_ids(name: str, value: Any) -> tuple[int, ...]:
+    if type(value) is not list or not value or any(type(token) is not int for token in value):
+        raise wrong(name, value, "made of lists of token ids that are not empty")
+    return tuple(value)
+
+
+def _read_stream_options(name: str, value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise wrong(name, value, "an object")
+    return fields.read_fields(value, STREAM_OPTION_FIELDS, f"{name}.")
+
+
+def _read_messages(name: str, value: Any) -> tuple[dict[str, Any], ...]:
+    if type(value) is not list or not value or len(value) > MAX_MESSAGES:
+        raise wrong(name, value, f"a list of 1 to {MAX_MESSAGES:,} messages")
+    return tuple(_read_message(f"{name}[{i}]", message) for i, message in enumerate(value))
+
+
+def _read_message(where: str, message: Any) -> dict[str, Any]:
+    """One message as the template gets it: text parts joined by line ends, no content as "", developer as system."""
+    if type(message) is not dict:
+        raise wrong(where, message, "an object with role and content")
+    read = fields.read_fields(message, MESSAGE_FIELDS, f"{where}.")
+    if "role" not in read:
+        raise RequestError(f"{where} has no role", param=f"{where}.role", code="missing_field")
+    if "content" not in read:
+        if not (read["role"] == "assistant" and read.get("tool_calls")):
+            raise RequestError(f"{where} has no content", param=f"{where}.content", code="missing_field")
+        read["content"] = ""
+    if read["role"] == "developer":
+        read["role"] = "system"
+    return {key: text for key, text in read.items() if key in TEMPLATE_KEYS}
+
+
+def _read_role(name: str, value: Any) -> str:
+    if type(value) is not str or value not in ROLES:
+        raise wrong(name, value, f"one of {', '.join(ROLES)}")
+    return value
+
+
+def _read_content(name: str, value: Any) -> str:
+    if type(value) is str:
+        return value
+    if type(value) is not list:
+        raise wrong(name, value, "a string or a list of text parts")
+    return "\n".join(_read_part(f"{name}[{i}]", part) for i, part in enumerate(value))
+
+
+def _read_part(where: str, part: Any) -> str:
+    if type(part) is not dict or type(part.get("type")) is not str:
+        raise wrong(where, part, 'an object such as {"type": "text", "text": "…"}')
+    if part["type"] != "text":
+        raise UnsupportedField(where, f"{where} is of type {fields.echo(part['type'])}; only text parts are supported")
+    if set(part) != {"type", "text"} or type(part["text"]) is not str:
+        raise wrong(where, part, '{"type": "text", "text": "…"} with a string')
+    return part["text"]
+
+
+def _read_tool_calls(name: str, value: Any) -> list[Any]:
+    if type(value) is not list or any(type(call) is not dict for call in value):
+        raise wrong(name, value, "a list of objects")
+    return value
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TEMPLATE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
+MESSAGE_FIELDS: dict[str, Reader] = {
+    "role": _read_role,
+    "content": _read_content,
+    "name": fields.string(256),
+    "tool_calls": _read_tool_calls,
+    "tool_call_id": fields.string(256),
+    "annotations": fields.only([], why="annotations are not served"),
+}
+
+STREAM_OPTION_FIELDS: dict[str, Reader] = {
+    "include_usage": fields.boolean,
+    "include_obfuscation": fields.anything,
+    "continuous_usage_stats": fields.only(False, why="usage comes once, at the end"),
+}
+
+PARAMETER_FIELDS: dict[str, Reader] = {
+    "min_tokens": fields.integer(0, MAX_TOKENS),
+    "temperature": fields.number(0, 100),
+    "top_p": fields.number(0, 1),
+    "top_k": lambda name, value: max(0, fields.integer(-1, MAX_TOKENS)(name, value)),
+    "min_p": fields.number(0, 1),
+    "repetition_penalty": fields.number(0, 100, above=True),
+    "presence_penalty": fields.number(-2, 2),
+    "frequency_penalty": fields.number(-2, 2),
+    "seed": lambda name, value: fields.integer(-(2**63), 2**64 - 1)(name, value) % 2**63,
+    "n": fields.integer(1, MAX_N),
+    "stop": fields.stop_strings(MAX_STOPS, MAX_STOP_CHARS),
+    "stop_token_ids": fields.token_ids(1024),
+    "ignore_eos": fields.boolean,
+    "logit_bias": fields.logit_bias(1024),
+    "allowed_token_ids": fields.token_ids(2**20),
+}
+_GREEDY_OR_SAMPLED = "answers are sampled, or greedy at temperature 0"
+COMMON_FIELDS: dict[str, Reader] = PARAMETER_FIELDS | {
+    "model": fields.string(1024),
+    "max_tokens": fields.integer(1, MAX_TOKENS),
+    "stream": fields.boolean,
+    "stream_options": _read_stream_options,
+    "cache_salt": fields.string(1024),
+    # without effect here
+    "user": fields.anything,
+    "metadata": fields.anything,
+    "store": fields.anything,
+    "safety_identifier": fields.anything,
+    "prompt_cache_key": fields.anything,
+    "prompt_cache_retention": fields.anything,
+    "service_tier": fields.only("auto", "default", why="there is one tier"),
+    # neutral values alone
+    "use_beam_search": fields.only(False, why=_GREEDY_OR_SAMPLED),
+    "length_penalty": fields.only(1, 1.0, why="it belongs to beam search"),
+    "skip_special_tokens": fields.only(True, why="control tokens are never shown"),
+    "spaces_between_special_tokens": fields.only(True, why="control tokens are never shown"),
+    "include_stop_str_in_output": fields.only(False, why="a stop string is never shown"),
+    "prompt_logprobs": fields.only(False, why="logprobs are given for output tokens"),
+    "return_tokens_as_token_ids": fields.only(False, why="tokens are given as text and bytes"),
+    "return_token_ids": fields.only(False, why="tokens are given as text and bytes"),
+    "priority": fields.only(0, why="the policy in use knows no priorities"),
+    "stream_interval": fields.only(1, why="each token is its own event"),
+}
+COMPLETION_FIELDS: dict[str, Reader] = COMMON_FIELDS | {
+    "prompt": _read_prompt,
+    "logprobs": fields.integer(0, 5),
+    "best_of": fields.integer(1, MAX_N),
+    "echo": fields.only(False, why="prompts are not repeated"),
+    "suffix": fields.only("", why="text is only generated at the end"),
+    "add_special_tokens": fields.only(True, why="text gets the model's special tokens; send token ids instead"),
+    "response_format": fields.only({"type": "text"}, why="only plain text is generated"),
+}
+CHAT_FIELDS: dict[str, Reader] = COMMON_FIELDS | {
+    "messages": _read_messages,
+    "max_completion_tokens": fields.integer(1, MAX_TOKENS),
+    "logprobs": fields.boolean,
+    "top_logprobs": fields.integer(0, 20),
+    "tools": fields.only([], why="tools cannot be called"),
+    "tool_choice": fields.only("none", "auto", why="tools cannot be called"),
+    "parallel_tool_calls": fields.boolean,
+    "functions": fields.only([], why="tools cannot be called"),
+    "function_call": fields.only("none", "auto", why="tools cannot be called"),
+    "response_format": fields.only({"type": "text"}, why="only plain text is generated"),
+    "modalities": fields.only(["text"], why="only text is generated"),
+    "verbosity": fields.only("medium", why="the model has no such control"),
+    "reasoning_effort": fields.only("none", why="the model has no such control"),
+    "add_generation_prompt": fields.only(True, why="the answer is always the assistant's turn"),
+    "continue_final_message": fields.only(False, why="the answer is always a new turn"),
+    "add_special_tokens": fields.only(False, why="the template alone writes special tokens"),
+    "chat_template_kwargs": fields.only({}, why="the template gets the messages alone"),
+    "echo": fields.only(False, why="prompts are not repeated"),
+}

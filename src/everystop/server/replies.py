@@ -1,0 +1,196 @@
+"""Writes OpenAI's replies: whole JSON bodies, and server-sent events by template; knows no socket and no engine."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from everystop.server.errors import error_object
+from everystop.server.texts import Piece, TokenInfo
+
+DONE = b"data: [DONE]\n\n"
+
+
+def token_text(token: bytes) -> str:
+    """A token as text; bytes that are no whole characters are written out, so that different tokens stay different."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def usage_object(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
+    """`usage`: a prompt counts once however many choices it has."""
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
+    }
+
+
+def error_event(error: Exception) -> bytes:
+    """The event that ends a stream which has begun; the caller sends DONE after it."""
+    return f"data: {json.dumps(error_object(error))}\n\n".encode()
+
+
+class ReplyWriter:
+    """One reply's id, time and model; subclasses know the shapes of chat and of completions."""
+
+    prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, model: str, *, include_usage: bool = False) -> None:
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+        self.model = model
+        self._head = (
+            f'data: {{"id":"{self.id}","object":"{self.chunk_object}","created":{self.created},'
+            f'"model":{json.dumps(model)},"choices":['
+        )
+        self._include_usage = include_usage
+        self._tail = '],"usage":null}\n\n' if include_usage else "]}\n\n"
+
+    def first_event(self, index: int) -> bytes:
+        """What opens choice `index` before its first piece."""
+        raise NotImplementedError
+
+    def piece_event(self, index: int, piece: Piece) -> bytes:
+        """One piece as one event; characters outside ASCII are escaped, so no client sees a foreign line end."""
+        raise NotImplementedError
+
+    def finish_event(self, index: int, reason: str) -> bytes:
+        """The end of choice `index`, without text."""
+        raise NotImplementedError
+
+    def usage_event(self, usage: dict[str, Any]) -> bytes:
+        """The last event before DONE, where the client asked for it."""
+        if not self._include_usage:
+            return b""
+        return f'{self._head}],"usage":{json.dumps(usage)}}}\n\n'.encode()
+
+    def whole(self, texts: Sequence[list[Piece]], reasons: Sequence[str], usage: dict[str, Any]) -> bytes:
+        """The body of a reply that is not streamed."""
+        choices = [self._choice(i, pieces, reasons[i]) for i, pieces in enumerate(texts)]
+        return msgspec.json.encode(
+            {
+                "id": self.id,
+                "object": self.whole_object,
+                "created": self.created,
+                "model": self.model,
+                "choices": choices,
+                "usage": usage,
+            }
+        )
+
+    def _choice(self, index: int, pieces: list[Piece], reason: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class ChatWriter(ReplyWriter):
+    """`chat.completion` and its chunks."""
+
+    prefix = "chatcmpl"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, model: str, *, include_usage: bool = False, logprobs: bool = False) -> None:
+        super().__init__(model, include_usage=include_usage)
+        self._logprobs = logprobs
+
+    def first_event(self, index: int) -> bytes:
+        """The role."""
+        return self._event(index, '{"role":"assistant","content":""}', "null", "null")
+
+    def piece_event(self, index: int, piece: Piece) -> bytes:
+        """A content delta."""
+        logprobs = json.dumps(self._logprobs_object(piece.tokens)) if self._logprobs else "null"
+        return self._event(index, f'{{"content":{json.dumps(piece.text)}}}', logprobs, "null")
+
+    def finish_event(self, index: int, reason: str) -> bytes:
+        """An empty delta with the reason."""
+        return self._event(index, "{}", "null", f'"{reason}"')
+
+    def _event(self, index: int, delta: str, logprobs: str, reason: str) -> bytes:
+        choice = f'{{"index":{index},"delta":{delta},"logprobs":{logprobs},"finish_reason":{reason}}}'
+        return (self._head + choice + self._tail).encode()
+
+    def _choice(self, index: int, pieces: list[Piece], reason: str) -> dict[str, Any]:
+        tokens = tuple(token for piece in pieces for token in piece.tokens)
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": "".join(piece.text for piece in pieces), "refusal": None},
+            "logprobs": self._logprobs_object(tokens) if self._logprobs else None,
+            "finish_reason": reason,
+        }
+
+    def _logprobs_object(self, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
+        return {
+            "content": [
+                _chat_token(info.token, info.logprob)
+                | {"top_logprobs": [_chat_token(token, logprob) for token, logprob in info.top]}
+                for info in tokens
+            ],
+            "refusal": None,
+        }
+
+
+class CompletionWriter(ReplyWriter):
+    """`text_completion`, whole and in chunks; `num_logprobs` is None, or how many alternatives the client asked for."""
+
+    prefix = "cmpl"
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, model: str, *, include_usage: bool = False, num_logprobs: int | None = None) -> None:
+        super().__init__(model, include_usage=include_usage)
+        self._num_logprobs = num_logprobs
+
+    def first_event(self, index: int) -> bytes:
+        """Completions have no opening event."""
+        return b""
+
+    def piece_event(self, index: int, piece: Piece) -> bytes:
+        """A piece of text."""
+        logprobs = "null" if self._num_logprobs is None else json.dumps(self._logprobs_object(piece.tokens))
+        return self._event(index, json.dumps(piece.text), logprobs, "null")
+
+    def finish_event(self, index: int, reason: str) -> bytes:
+        """Empty text with the reason."""
+        return self._event(index, '""', "null", f'"{reason}"')
+
+    def _event(self, index: int, text: str, logprobs: str, reason: str) -> bytes:
+        choice = f'{{"index":{index},"text":{text},"logprobs":{logprobs},"finish_reason":{reason}}}'
+        return (self._head + choice + self._tail).encode()
+
+    def _choice(self, index: int, pieces: list[Piece], reason: str) -> dict[str, Any]:
+        tokens = tuple(token for piece in pieces for token in piece.tokens)
+        return {
+            "index": index,
+            "text": "".join(piece.text for piece in pieces),
+            "logprobs": None if self._num_logprobs is None else self._logprobs_object(tokens),
+            "finish_reason": reason,
+        }
+
+    def _logprobs_object(self, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
+        """Four parallel lists, and the bytes beside them; the chosen token is among its alternatives."""
+        return {
+            "tokens": [token_text(info.token) for info in tokens],
+            "token_logprobs": [info.logprob for info in tokens],
+            "top_logprobs": [self._alternatives(info) for info in tokens] if self._num_logprobs else None,
+            "text_offset": [info.text_offset for info in tokens],
+            "bytes": [list(info.token) for info in tokens],
+        }
+
+    def _alternatives(self, info: TokenInfo) -> dict[str, float]:
+        return {token_text(token): logprob for token, logprob in (*info.top, (info.token, info.logprob))}
+
+
+def _chat_token(token: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": token_text(token), "logprob": logprob, "bytes": list(token)}

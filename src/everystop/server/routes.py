@@ -1,0 +1,175 @@
+"""The paths: each endpoint reads, checks and hands on; the answers are written by `streams`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from everystop import __version__
+from everystop.core.errors import EverystopError, RequestError
+from everystop.observe.metrics import render
+from everystop.server import protocol
+from everystop.server.auth import KeyGuard
+from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
+from everystop.server.http import read_body
+from everystop.server.protocol import Limits, Parsed
+from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
+from everystop.server.state import ServedModel, ServerState
+from everystop.server.streams import StreamReply, WholeReply
+
+INLINE_CHARS = 4096
+MAX_TOKEN_BYTES = 256
+
+Parse = Callable[[dict[str, Any], Limits], Parsed]
+
+
+def make_app(state: ServerState, api_keys: Sequence[str] = ()) -> ASGIApp:
+    """The ASGI application over `state`."""
+    endpoints = Endpoints(state)
+    app = Starlette(
+        routes=[
+            Route("/health", endpoints.health, methods=["GET"]),
+            Route("/version", endpoints.version, methods=["GET"]),
+            Route("/metrics", endpoints.metrics, methods=["GET"]),
+            Route("/v1/models", endpoints.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
+            Route("/v1/completions", endpoints.completions, methods=["POST"]),
+            Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+        ],
+        middleware=[Middleware(KeyGuard, keys=api_keys)],
+        exception_handlers={
+            EverystopError: handle_error,
+            ClientGone: handle_error,
+            ClientDisconnect: handle_error,
+            HTTPException: handle_http_exception,
+            Exception: handle_error,
+        },
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class Endpoints:
+    """One method a path."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._tokenizing = ThreadPoolExecutor(1, "everystop-tokenize")
+
+    async def health(self, _request: Request) -> Response:
+        """200 while requests are taken and the engine turns, else 503."""
+        status, word = self._state.health()
+        return _json({"status": word}, status)
+
+    async def version(self, _request: Request) -> Response:
+        """The server's version."""
+        return _json({"version": __version__})
+
+    async def metrics(self, _request: Request) -> Response:
+        """Prometheus' text format; empty before the model is there."""
+        metrics = self._state.metrics
+        text = b"" if metrics is None else render(metrics, self._state.model.limits.model_names[0])
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def models(self, _request: Request) -> Response:
+        """The served names."""
+        return _json({"object": "list", "data": [self._model_object(name) for name in self._names()]})
+
+    async def model(self, request: Request) -> Response:
+        """One served name, or 404."""
+        name = request.path_params["name"]
+        if name not in self._names():
+            raise ModelUnknown(f"the model {name!r} is not served here", param="model")
+        return _json(self._model_object(name))
+
+    def _names(self) -> tuple[str, ...]:
+        return self._state.model.limits.model_names
+
+    def _model_object(self, name: str) -> dict[str, Any]:
+        limit = self._state.model.limits.max_model_len
+        owner = {"object": "model", "created": self._state.created, "owned_by": "everystop"}
+        return {"id": name, **owner, "max_model_len": limit}
+
+    async def completions(self, request: Request) -> ASGIApp:
+        """`POST /v1/completions`."""
+        return Visit(self._state, partial(self._complete, request, protocol.parse_completion))
+
+    async def chat(self, request: Request) -> ASGIApp:
+        """`POST /v1/chat/completions`."""
+        return Visit(self._state, partial(self._complete, request, protocol.parse_chat))
+
+    async def _complete(self, request: Request, parse: Parse) -> ASGIApp:
+        body = protocol.parse_json(await read_body(request))
+        model = self._state.model
+        parsed = parse(body, model.limits)
+        prompts = await self._encode(model, parsed)
+        self._state.check_open()
+        board = self._state.board
+        generation = board.open(prompts, parsed.params, parsed.cache_salt)
+        reply = StreamReply if parsed.stream else WholeReply
+        return reply(board, generation, _writer(parsed), parsed.params.n)
+
+    async def _encode(self, model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
+        """Token ids of all prompts; long ones off the event loop, one request at a time."""
+        encode = partial(_encode, model, parsed)
+        if _num_chars(parsed) <= INLINE_CHARS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, encode)
+
+
+class Visit:
+    """An ASGI response that counts as open from the reading of the body to the last byte of the answer."""
+
+    def __init__(self, state: ServerState, answer: Callable[[], Any]) -> None:
+        self._state = state
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._state.visit():
+            reply = await self._answer()
+            await reply(scope, receive, send)
+
+
+def _writer(parsed: Parsed) -> ReplyWriter:
+    logprobs, include_usage = parsed.params.logprobs, parsed.include_usage
+    if parsed.messages:
+        return ChatWriter(parsed.model, include_usage=include_usage, logprobs=logprobs is not None)
+    return CompletionWriter(parsed.model, include_usage=include_usage, num_logprobs=logprobs)
+
+
+def _num_chars(parsed: Parsed) -> int:
+    texts = [prompt for prompt in parsed.prompts if isinstance(prompt, str)]
+    return sum(map(len, texts)) + sum(len(message["content"]) for message in parsed.messages)
+
+
+def _encode(model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
+    num_chars, limit = _num_chars(parsed), model.limits.max_model_len
+    if num_chars > limit * MAX_TOKEN_BYTES * max(1, len(parsed.prompts)):
+        raise RequestError(
+            f"the prompt has {num_chars:,} characters, far more than {limit:,} tokens can hold; shorten it",
+            param="messages" if parsed.messages else "prompt",
+            code="context_length_exceeded",
+        )
+    if parsed.messages:
+        encoded = [tuple(model.encode_chat(parsed.messages))]
+    else:
+        encoded = [tuple(model.encode(p)) if isinstance(p, str) else p for p in parsed.prompts]
+    if not all(encoded):
+        raise RequestError("the prompt has no tokens; send at least one", param="prompt", code="empty_prompt")
+    return encoded
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -1,0 +1,188 @@
+"""The life of one server: listen, load, serve, drain, end; owns the order of things and the signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from everystop.core.errors import Draining, EngineDead
+from everystop.observe.stats import StatusLine
+from everystop.server.http import HttpServer
+from everystop.server.routes import make_app
+from everystop.server.state import Phase, ServedModel, ServerState
+
+SWITCH_INTERVAL_S = 0.0005
+TICK_S = 0.25
+POLL_S = 0.02
+STUCK_FAIL_S = 60.0
+LAST_WORDS_S = 2.0
+
+
+class Service:
+    """Serves on a listening socket from the first moment; `load` runs in a thread and brings the model.
+
+    `say` prints lines for the operator. `run` returns the exit code: 0 after a drain, 1 when the engine had failed.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        load: Callable[[], ServedModel],
+        *,
+        api_keys: Sequence[str] = (),
+        shutdown_timeout_s: float = 30.0,
+        stats_interval_s: float = 10.0,
+        stuck_fail_s: float = STUCK_FAIL_S,
+        on_ready: Callable[[ServedModel], None] = lambda model: None,
+        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    ) -> None:
+        self.state = ServerState()
+        self._sock = sock
+        self._load = load
+        self._http = HttpServer(make_app(self.state, api_keys))
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._stats_interval_s = stats_interval_s
+        self._stuck_fail_s = stuck_fail_s
+        self._on_ready = on_ready
+        self._say = say
+        self._signals = 0
+        self._signalled: asyncio.Event
+
+    async def run(self) -> int:
+        """Serve until a signal, or until loading fails, whose error is raised."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._signalled = asyncio.Event()
+        self._handle_signals()
+        http = asyncio.create_task(self._http.serve(sockets=[self._sock]))
+        loading = self._start_loading()
+        stopped = asyncio.create_task(self._signalled.wait())
+        ends: set[asyncio.Future[Any]] = {loading, stopped, http}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        ticking = None
+        if loading.done() and loading.exception() is None:
+            self._open(loading.result())
+            ticking = asyncio.create_task(self._tick())
+            await asyncio.wait(ends - {loading}, return_when=asyncio.FIRST_COMPLETED)
+        failed = self.state.phase is Phase.FAILED
+        await self._drain()
+        if ticking is not None:
+            ticking.cancel()
+        await self._end(http)
+        stopped.cancel()
+        if loading.done():
+            loading.result()
+        return 1 if failed else 0
+
+    def request_stop(self) -> None:
+        """What a signal does: the first call drains, the second ends what still runs."""
+        self._signals += 1
+        self._signalled.set()
+
+    def _handle_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.request_stop)
+
+    def _start_loading(self) -> asyncio.Future[ServedModel]:
+        """Load in a daemon thread, so that a signal need not wait for it."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[ServedModel] = loop.create_future()
+
+        def settle(model: ServedModel | None, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if model is not None:
+                future.set_result(model)
+            else:
+                future.set_exception(error or RuntimeError("the loader brought nothing"))
+
+        def work() -> None:
+            model, failure = None, None
+            try:
+                model = self._load()
+            except BaseException as error:
+                failure = error
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, model, failure)
+
+        threading.Thread(target=work, name="everystop-load", daemon=True).start()
+        return future
+
+    def _open(self, model: ServedModel) -> None:
+        loop, state = asyncio.get_running_loop(), self.state
+        state.open(model)
+        board, metrics = state.board, state.metrics
+        assert metrics is not None
+        model.engine.on_outputs = lambda outputs: _call(loop, board.deliver, outputs)
+        model.engine.on_events = metrics.receive
+        model.engine.on_failure = lambda error: _call(loop, self._fail, error)
+        model.engine.start()
+        gc.collect()
+        gc.freeze()
+        self._on_ready(model)
+
+    def _fail(self, error: BaseException) -> None:
+        """The engine's thread has died: end everybody, stay up with 503 until somebody stops the process."""
+        self.state.error = error
+        self.state.phase = Phase.FAILED
+        self._say(f"the engine has failed ({type(error).__name__}: {error}): /health answers 503 until a restart")
+        self.state.board.fail_all(EngineDead("the engine has failed; the server must be restarted"))
+        if self.state.metrics is not None:
+            self.state.metrics.forget_running()
+
+    async def _tick(self) -> None:
+        """Count events, print the status line, and end those who wait for an engine that no longer turns."""
+        metrics = self.state.metrics
+        assert metrics is not None
+        status, next_line_s = StatusLine(metrics, time.monotonic()), time.monotonic() + self._stats_interval_s
+        while True:
+            await asyncio.sleep(TICK_S)
+            metrics.catch_up()
+            silent_s = self.state.silent_s()
+            if silent_s > self._stuck_fail_s:
+                self.state.board.fail_all(EngineDead(f"the engine has not finished a step for {silent_s:.0f} s"))
+            now_s = time.monotonic()
+            if self._stats_interval_s > 0 and now_s >= next_line_s:
+                next_line_s = now_s + self._stats_interval_s
+                line = status.next(now_s)
+                if line is not None:
+                    self._say(line)
+
+    async def _drain(self) -> None:
+        """Let what was accepted finish within the timeout, or until a second signal; the rest gets an error each."""
+        state = self.state
+        if state.phase is Phase.READY:
+            state.phase = Phase.DRAINING
+            self._say(f"draining: {state.num_open} requests have {self._shutdown_timeout_s:g} s to finish")
+        deadline_s = time.monotonic() + self._shutdown_timeout_s
+        while state.num_open and self._signals < 2 and time.monotonic() < deadline_s:
+            await asyncio.sleep(POLL_S)
+        if not state.num_open or state.metrics is None:
+            return
+        why = "a second signal" if self._signals >= 2 else f"--shutdown-timeout {self._shutdown_timeout_s:g} s"
+        self._say(f"ending {state.num_open} unfinished requests: {why}")
+        state.board.fail_all(Draining("the server has shut down before the request was finished"))
+        deadline_s = time.monotonic() + LAST_WORDS_S
+        while state.num_open and time.monotonic() < deadline_s:
+            await asyncio.sleep(POLL_S)
+
+    async def _end(self, http: asyncio.Task[None]) -> None:
+        if self.state.metrics is not None:
+            await asyncio.to_thread(self.state.model.engine.stop)
+        self._http.should_exit = True
+        await http
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], argument: object) -> None:
+    """Hand something over to the event loop, unless it has ended."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, argument)

@@ -1,0 +1,137 @@
+"""What the server is doing: loading, ready, draining or failed; who may come in, and what `/health` says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from everystop.core.errors import Draining, EngineDead
+from everystop.core.events import Event
+from everystop.engine.messages import StepOutput
+from everystop.observe.metrics import Metrics
+from everystop.server.board import Board, EngineLike, Texts
+from everystop.server.errors import Loading
+from everystop.server.protocol import Limits
+
+NS_PER_S = 1_000_000_000
+STUCK_HEALTH_S = 4.0
+
+
+class ServedEngine(EngineLike, Protocol):
+    """The engine as the server sees it; see `engine.engine.Engine`."""
+
+    on_outputs: Callable[[list[StepOutput]], None]
+    on_events: Callable[[list[Event]], None]
+    on_failure: Callable[[BaseException], None]
+    heartbeat_ns: int
+    is_idle: bool
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the engine's thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """All that a loader hands over: a model that can be asked.
+
+    `encode` turns a text prompt into token ids, `encode_chat` validated messages; both may be called from any thread
+    and raise RequestError. `num_blocks` is the size of the KV cache; `max_sequences` bounds what the engine may hold,
+    running or queued.
+    """
+
+    engine: ServedEngine
+    texts: Texts
+    limits: Limits
+    encode: Callable[[str], Sequence[int]]
+    encode_chat: Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]
+    num_blocks: int
+    max_sequences: int = 4096
+
+
+class Phase(StrEnum):
+    """The life of a server."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class ServerState:
+    """The one mutable state of the HTTP side; asyncio thread only."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.LOADING
+        self.error: BaseException | None = None
+        self.num_open = 0
+        self.created = int(time.time())
+        self._model: ServedModel | None = None
+        self._board: Board | None = None
+        self._metrics: Metrics | None = None
+
+    def open(self, model: ServedModel) -> None:
+        """The model is there."""
+        self._model = model
+        self._board = Board(model.engine, model.texts, model.max_sequences)
+        self._metrics = Metrics(model.num_blocks)
+        if self.phase is Phase.LOADING:
+            self.phase = Phase.READY
+
+    @property
+    def model(self) -> ServedModel:
+        """The served model; raises Loading before there is one."""
+        if self._model is None:
+            raise Loading("the model is being loaded; try again in a moment")
+        return self._model
+
+    @property
+    def board(self) -> Board:
+        """The board of running generations; raises Loading."""
+        if self._board is None:
+            raise Loading("the model is being loaded; try again in a moment")
+        return self._board
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """The view of the engine's events, once there is an engine."""
+        return self._metrics
+
+    def check_open(self) -> None:
+        """Raise what keeps new requests out: Draining, EngineDead, Loading."""
+        if self.phase is Phase.DRAINING:
+            raise Draining("the server is shutting down; send the request to another one, or later")
+        if self.phase is Phase.FAILED:
+            raise EngineDead("the engine has failed; the server must be restarted")
+        if self.phase is Phase.LOADING:
+            raise Loading("the model is being loaded; try again in a moment")
+
+    @contextmanager
+    def visit(self) -> Iterator[None]:
+        """Counts a request that was let in until its answer is written."""
+        self.check_open()
+        self.num_open += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+
+    def silent_s(self) -> float:
+        """How long a busy engine has not turned its loop, in seconds; 0 for an idle one."""
+        if self._model is None or self._model.engine.is_idle:
+            return 0.0
+        return (time.monotonic_ns() - self._model.engine.heartbeat_ns) / NS_PER_S
+
+    def health(self) -> tuple[int, str]:
+        """HTTP status and word."""
+        if self.phase is not Phase.READY:
+            return 503, self.phase.value
+        if self.silent_s() > STUCK_HEALTH_S:
+            return 503, "stuck"
+        return 200, "ok"

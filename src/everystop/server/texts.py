@@ -1,0 +1,100 @@
+"""Turns the tokens of one choice into pieces of text that may be shown: whole characters, nothing of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from everystop.core.plan import TokenLogprobs
+from everystop.engine.messages import StepOutput
+from everystop.engine.stops import StopMatcher
+
+LOWEST_LOGPROB = -9999.0
+
+
+class TextDecoder(Protocol):
+    """One sequence's incremental detokenizer."""
+
+    def feed(self, token_id: int) -> str:
+        """The text that became whole with this token."""
+
+    def flush(self) -> str:
+        """What was held back; invalid bytes become U+FFFD."""
+
+
+class TokenInfo(NamedTuple):
+    """Log-probabilities of one output token; `text_offset` counts the characters of output text before it."""
+
+    token: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...]
+    text_offset: int
+
+
+class Piece(NamedTuple):
+    """Text that may be shown now, and the log-probabilities of the tokens since the last piece."""
+
+    text: str
+    tokens: tuple[TokenInfo, ...] = ()
+
+
+class ChoiceText:
+    """The text of one choice, fed with the engine's outputs in order; owns the choice's counts and its end."""
+
+    def __init__(
+        self, index: int, decoder: TextDecoder, stops: tuple[str, ...], token_bytes: Callable[[int], bytes]
+    ) -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+        self.finish_reason: str | None = None
+        self._decoder = decoder
+        self._stops = StopMatcher(stops) if stops else None
+        self._token_bytes = token_bytes
+        self._infos: list[TokenInfo] = []
+        self._num_chars = 0
+
+    def take(self, output: StepOutput) -> Iterator[Piece]:
+        """Pieces for the tokens of one output, at most one a token; the last one carries what was held back."""
+        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        ends_with_token = output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
+        last = len(output.token_ids) - 1
+        for i, token in enumerate(output.token_ids):
+            self.num_tokens += 1
+            if output.logprobs:
+                self._note(token, output.logprobs[i])
+            text = "" if ends_with_token and i == last else self._show(self._decoder.feed(token))
+            if text:
+                yield self._piece(text)
+            if self.finish_reason is not None:
+                break
+        if output.finish_reason is not None and self.finish_reason is None:
+            text = self._show(self._decoder.flush())
+            self.finish_reason = self.finish_reason or output.finish_reason
+            if self._stops is not None:
+                text += self._stops.flush()
+            if text:
+                yield self._piece(text)
+        if self.finish_reason is not None and self._infos:
+            yield self._piece("")
+
+    def _show(self, text: str) -> str:
+        self._num_chars += len(text)
+        if self._stops is None or not text:
+            return text
+        text, stop = self._stops.feed(text)
+        if stop is not None:
+            self.finish_reason = "stop"
+        return text
+
+    def _note(self, token: int, logprobs: TokenLogprobs) -> None:
+        top = tuple((self._token_bytes(other), _finite(logprob)) for other, logprob in logprobs.top)
+        self._infos.append(TokenInfo(self._token_bytes(token), _finite(logprobs.logprob), top, self._num_chars))
+
+    def _piece(self, text: str) -> Piece:
+        infos, self._infos = tuple(self._infos), []
+        return Piece(text, infos)
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
