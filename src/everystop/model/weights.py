@@ -164,11 +164,10 @@ def halves_from_pairs(values: Float32Array, num_heads: int) -> Float32Array:
 def _stored_embeddings(table: Float32Array, dtype: str, path: Path) -> Array:
     if dtype == "float32":
         return table
-    with np.errstate(over="ignore"):
-        half = table.astype(np.float16)
-    if not np.isfinite(half).all():
-        raise ModelError(f"{path}: embeddings reach {np.abs(table).max():.3g}, beyond float16; use --dtype float32")
-    return half
+    largest = max(table.max(), -table.min())
+    if not largest <= np.finfo(np.float16).max:
+        raise ModelError(f"{path}: embeddings reach {largest:.3g}, beyond float16; use --dtype float32")
+    return table.astype(np.float16)
 
 
 def _load_into_memory(checkpoint: Checkpoint, dtype: str, packer: Packer) -> dict[str, Array]:

@@ -1,0 +1,257 @@
+"""`ChatTemplate`: messages to the text of a prompt, in a sandbox; keeps control tokens out of what clients wrote.
+
+A client's string that contains a control token (`<|im_end|>`) is broken up by a guard: a character that occurs in no
+string of the request, put behind the token's first character. The template sees all other strings as they are, so its
+own logic (trimming, splitting, comparing) is untouched; `Tokenizer.encode_rendered` finds the template's control tokens
+and then takes the guards out, so that a client's `<|im_end|>` is encoded as the text it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from everystop.core.errors import ChatTemplateError, ChatTemplateMissing, ConfigError, RequestError, UnsupportedModel
+from everystop.model.checkpoint import Checkpoint
+from everystop.model.from_gguf import GgufCheckpoint
+from everystop.model.from_safetensors import read_json_object
+from everystop.model.tokenizer import RenderedPrompt, Tokenizer
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+# Non-characters: Unicode keeps them for a program's own use, so texts hold them by malice only.
+_GUARDS = [chr(code) for code in (*range(0xFDD0, 0xFDF0), *range(0xF0000, 0xFFFFE))]
+
+
+class ChatTemplate:
+    """A compiled template, or the absence of one (`source` None), which only `render` reports.
+
+    `origin` says where it comes from. Raises UnsupportedModel where the template is no Jinja.
+    """
+
+    def __init__(self, source: str | None, origin: str, tokenizer: Tokenizer) -> None:
+        self.origin = origin
+        self._bos_token, self._eos_token = tokenizer.bos_token, tokenizer.eos_token
+        self._guarding = _Guarding(tokenizer.control_tokens)
+        self._template: jinja2.Template | None = None
+        if source is not None:
+            try:
+                self._template = _environment().from_string(source)
+            except jinja2.TemplateError as error:
+                raise UnsupportedModel(f"{origin}: the chat template is no valid Jinja: {error}") from error
+
+    @property
+    def is_present(self) -> bool:
+        """Whether chat can be served."""
+        return self._template is not None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> RenderedPrompt:
+        """The prompt for `messages`; text parts of a message are joined by newlines.
+
+        Raises ChatTemplateMissing, ChatTemplateError with the template's own words where it refuses or fails, and
+        RequestError for roles and parts that are not known.
+        """
+        if self._template is None:
+            raise ChatTemplateMissing(
+                "this model brings no chat template; start with --chat-template FILE, or use /v1/completions",
+                param="messages",
+                code="chat_template_missing",
+            )
+        plain = [_checked_message(message, index) for index, message in enumerate(messages)]
+        guard = _free_guard((plain, tools, variables))
+        guarded = self._guarding.guard((plain, tools, dict(variables or {})), guard)
+        text = self._render_guarded(*guarded, add_generation_prompt)
+        return RenderedPrompt(text=text, guard=guard)
+
+    def _render_guarded(self, messages: Any, tools: Any, variables: Any, add_generation_prompt: bool) -> str:
+        assert self._template is not None
+        values = {"bos_token": self._bos_token, "eos_token": self._eos_token} | variables
+        try:
+            return self._template.render(
+                values | {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+            )
+        except Exception as error:  # whatever a template does wrong is this request's failure alone
+            reason = str(error) or type(error).__name__
+            raise ChatTemplateError(
+                f"the chat template refused the messages: {reason}", param="messages", code="chat_template_error"
+            ) from error
+
+
+def load_chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer, override: Path | None = None) -> ChatTemplate:
+    """The template in the file `override` (a `--chat-template`), else the model's own, else none.
+
+    Raises ConfigError where `override` cannot be read.
+    """
+    if override is not None:
+        try:
+            return ChatTemplate(override.read_text(encoding="utf-8"), str(override), tokenizer)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError(f"--chat-template {override} cannot be read: {reason}") from error
+    if isinstance(checkpoint, GgufCheckpoint):
+        source = checkpoint.gguf.get("tokenizer.chat_template")
+        return ChatTemplate(source if isinstance(source, str) else None, str(checkpoint.path), tokenizer)
+    return ChatTemplate(*_folder_template(checkpoint.path), tokenizer)
+
+
+def _folder_template(folder: Path) -> tuple[str | None, str]:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8"), str(path)
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = folder / name
+        source = read_json_object(path).get("chat_template") if path.is_file() else None
+        if isinstance(source, list):
+            named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+            source = named.get("default")
+        if isinstance(source, str):
+            return source, str(path)
+    return None, str(folder)
+
+
+def _checked_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+    role = message.get("role")
+    if role not in ROLES:
+        raise RequestError(
+            f"messages[{index}].role is {str(role)[:40]!r}; expected one of {', '.join(ROLES)}", param="messages"
+        )
+    content = message.get("content")
+    if isinstance(content, str) or content is None:
+        return dict(message)
+    if not isinstance(content, Sequence):
+        raise RequestError(f"messages[{index}].content must be a string or a list of text parts", param="messages")
+    texts = [_part_text(part, f"messages[{index}].content[{number}]") for number, part in enumerate(content)]
+    return {**message, "content": "\n".join(texts)}
+
+
+def _part_text(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise RequestError(f"{where} is of type {str(kind)[:40]!r}; only text parts are served", param="messages")
+    text: str = part["text"]
+    return text
+
+
+class _Guarding:
+    """Breaks up control tokens, whole or in part, in strings that templates may join with others."""
+
+    def __init__(self, control_tokens: Sequence[str]) -> None:
+        self._lowered = sorted({token.lower() for token in control_tokens})
+        alternatives = "|".join(re.escape(token) for token in sorted(control_tokens, key=len, reverse=True))
+        self._pattern = re.compile(alternatives or r"(?!)", re.IGNORECASE)
+        self._beginnings = tuple({token[:cut] for token in control_tokens for cut in range(1, len(token))})
+        self._endings = tuple({token[cut:] for token in control_tokens for cut in range(1, len(token))})
+
+    def guard(self, value: Any, guard: str) -> Any:
+        """A copy of `value` with the strings in its lists and mappings guarded, roles and known keys as they are."""
+        if isinstance(value, str):
+            return self._guard_text(value, guard)
+        if isinstance(value, Mapping):
+            return {
+                self._break(key, guard) if isinstance(key, str) else key: item
+                if key == "role" and item in ROLES
+                else self.guard(item, guard)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.guard(item, guard) for item in value]
+        return value
+
+    def _guard_text(self, text: str, guard: str) -> str:
+        """Break whole tokens, and close ends that a neighbour could complete to one."""
+        text = self._break(text, guard)
+        inner = not text.isidentifier() and any(text.lower() in token for token in self._lowered) if text else False
+        if inner or text.startswith(self._endings):
+            text = guard + text
+        if inner or text.endswith(self._beginnings):
+            text = text + guard
+        return text
+
+    def _break(self, text: str, guard: str) -> str:
+        lowered = text.lower()
+        if not any(token in lowered for token in self._lowered):
+            return text
+        # Again, since breaking one token can leave another that overlapped it.
+        while self._pattern.search(text):
+            text = self._pattern.sub(lambda match: match[0][0] + guard + match[0][1:], text)
+        return text
+
+
+def _free_guard(value: Any) -> str:
+    """A guard that occurs in no string of `value`."""
+    used: set[str] = set()
+    _collect_guards(value, used)
+    return next(guard for guard in _GUARDS if guard not in used)
+
+
+_GUARD_PATTERN = re.compile("[\ufdd0-\ufdef\U000f0000-\U000ffffd]")
+
+
+def _collect_guards(value: Any, used: set[str]) -> None:
+    if isinstance(value, str):
+        used.update(_GUARD_PATTERN.findall(value))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _collect_guards(key, used)
+            _collect_guards(item, used)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _collect_guards(item, used)
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks what a model wrote, for training; here it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012 (the library's own convention)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """The nodes inside the tag."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """Jinja as transformers sets it up for chat templates (`chat_template_utils.py`), without access to Python."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the escapes that Jinja's own filter adds for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
