@@ -31,7 +31,8 @@ TORCH = "torch==2.13.0"
 
 NO_NETWORK = re.compile(
     r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|Connection refused|"
-    r"Network is unreachable|name resolution|Name or service not known|dns error|error sending request|timed out",
+    r"Network is unreachable|name resolution|Name or service not known|dns error|error sending request|timed out|"
+    r"SSLError",
     re.IGNORECASE,
 )
 
@@ -46,6 +47,11 @@ class CommandFailed(Exception):
     def __init__(self, output: str) -> None:
         super().__init__(output)
         self.output = output
+
+    def reason(self) -> str:
+        """The line that says most: the first that speaks of an error, else the last."""
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()] or ["no message"]
+        return next((line for line in lines if re.match(r"error|\w*Error", line)), lines[-1])
 
 
 def main(arguments: list[str]) -> int:
@@ -136,7 +142,7 @@ def make_venv(state: dict[str, str]) -> dict[str, str]:
         else:
             make_venv_with_pip(python)
     except CommandFailed as failure:
-        raise SetupError(f"cannot make {VENV}: {last_line(failure.output)}") from failure
+        raise SetupError(f"cannot make {VENV}: {failure.reason()}") from failure
     state = {"root": str(ROOT)}
     write_state(state)
     return state
@@ -168,7 +174,7 @@ def lock_file(name: str) -> Path:
 def install_packages(state: dict[str, str], wanted: dict[str, str]) -> None:
     """Install the sets whose lock changed, and once more, from scratch, those whose installation was interrupted."""
     unfinished = [name for name in state.get("unfinished", "").split(",") if lock_file(name).exists()]
-    stale = [name for name in ("build", "runtime", "dev") if name in wanted and state.get(name) != wanted[name]]
+    stale = [name for name in wanted if lock_file(name).exists() and state.get(name) != wanted[name]]
     names = list(dict.fromkeys(unfinished + stale))
     if not names:
         return
@@ -189,14 +195,23 @@ def install_with_uv(options: list[str]) -> bool:
     uv = shutil.which("uv")
     if not uv:
         return False
+    command = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(PYTHON), *options]
     try:
-        run([uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(PYTHON), *options])
+        run(command, uv_environment())
     except CommandFailed as failure:
-        # uv does not read pip's configuration (a mirror, a certificate), so pip may still succeed.
-        say(f"uv could not ({last_line(failure.output)}); trying pip")
+        # uv does not read pip's configuration files (a mirror, a certificate), so pip may still succeed.
+        say(f"uv could not ({failure.reason()}); trying pip")
         make_venv_with_pip(base_python())
         return False
     return True
+
+
+def uv_environment() -> dict[str, str]:
+    """The environment, with pip's variables in uv's words and, as for pip, the system's certificates trusted."""
+    environment = {"UV_SYSTEM_CERTS": "1", "UV_NATIVE_TLS": "1"}
+    names = {"PIP_INDEX_URL": "UV_DEFAULT_INDEX", "PIP_EXTRA_INDEX_URL": "UV_INDEX", "PIP_CERT": "SSL_CERT_FILE"}
+    environment |= {uv_name: os.environ[name] for name, uv_name in names.items() if os.environ.get(name)}
+    return environment | os.environ
 
 
 def install_torch(state: dict[str, str]) -> None:
@@ -330,12 +345,6 @@ def run(command: list[str], environment: dict[str, str] | None = None) -> str:
     if result.returncode:
         raise CommandFailed(output)
     return output
-
-
-def last_line(output: str) -> str:
-    """The last line that says something."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
 
 
 def say(message: str) -> None:
