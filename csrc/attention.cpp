@@ -1,0 +1,75 @@
+#include "attention.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+namespace everystop {
+
+// Enough query vectors to reuse each key and value that was loaded, few enough for their scores to stay in
+// L1.
+int64_t attention_tile_rows(int64_t group) {
+  int64_t rows = 1;
+  while (rows < kMaxAttentionTileRows && rows * 2 * group <= 24) rows *= 2;
+  return rows;
+}
+
+int64_t attention_scratch_floats(const KvLayout& layout, int64_t group) {
+  const int64_t queries = attention_tile_rows(group) * group;
+  return queries * ((layout.head_dim + 15) / 16 * 16 + kAttentionSplit + 2 * layout.value_stride() + 64);
+}
+
+float half_to_float(Half value) {
+  const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
+  const uint32_t exponent = (value.bits >> 10) & 31u;
+  const uint32_t mantissa = value.bits & 1023u;
+  if (exponent == 0) {
+    const float magnitude = std::ldexp(static_cast<float>(mantissa), -24);
+    return sign != 0 ? -magnitude : magnitude;
+  }
+  const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
+  float out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out;
+}
+
+namespace {
+
+double element(const void* data, bool half, int64_t index) {
+  return half ? half_to_float(static_cast<const Half*>(data)[index]) : static_cast<const float*>(data)[index];
+}
+
+}  // namespace
+
+void attend_naive(const KvLayout& layout, const void* keys, const void* values, const AttentionTile& tile) {
+  const int64_t dim = layout.head_dim, size = layout.block_size;
+  for (int64_t row = 0; row < tile.num_rows; ++row) {
+    const int64_t num_keys = tile.first_position + row + 1;
+    std::vector<double> weights(static_cast<size_t>(num_keys));
+    for (int64_t head = 0; head < tile.group; ++head) {
+      const float* q = tile.queries + row * tile.query_stride + head * dim;
+      double largest = -INFINITY, sum = 0.0;
+      for (int64_t t = 0; t < num_keys; ++t) {
+        const int64_t first =
+            (tile.block_table[t / size] * layout.num_kv_heads + tile.kv_head) * dim * size + t % size;
+        double score = 0.0;
+        for (int64_t d = 0; d < dim; ++d) score += q[d] * element(keys, layout.half, first + d * size);
+        weights[static_cast<size_t>(t)] = score * tile.scale;
+        largest = std::max(largest, weights[static_cast<size_t>(t)]);
+      }
+      for (double& weight : weights) sum += weight = std::exp(weight - largest);
+      for (int64_t d = 0; d < dim; ++d) {
+        double total = 0.0;
+        for (int64_t t = 0; t < num_keys; ++t) {
+          const int64_t slot =
+              (tile.block_table[t / size] * layout.num_kv_heads + tile.kv_head) * size + t % size;
+          total += weights[static_cast<size_t>(t)] *
+                   element(values, layout.half, slot * layout.value_stride() + d);
+        }
+        tile.out[row * tile.out_stride + head * dim + d] = static_cast<float>(total / sum);
+      }
+    }
+  }
+}
+
+}  // namespace everystop

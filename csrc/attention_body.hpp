@@ -1,0 +1,253 @@
+// Attention over Vec16; included once by each instruction-set path. See attention.hpp for the order of sums.
+//
+// Query vectors of a tile are numbered row-major: vector q belongs to row q / group. For each split of 256
+// positions: scores of 16 keys at a time, softmax weights in place, then values; register tiles hold
+// kTileQueries query vectors.
+#pragma once
+
+namespace everystop {
+namespace {
+
+constexpr int64_t kVectorsPerSplit = kAttentionSplit / 16;
+constexpr float kLog2E = 1.44269504f;
+
+inline float max_lanes(Vec16 x) {
+  float lanes[16];
+  store(lanes, x);
+  for (int i = 1; i < 16; ++i) lanes[0] = lanes[i] > lanes[0] || lanes[i] != lanes[i] ? lanes[i] : lanes[0];
+  return lanes[0];
+}
+
+// scores[q][16 v …] for kQ query vectors and kV vectors of keys: one chain over ascending dimensions each.
+template <int kQ, int kV, class Element>
+inline void score_tile(const float* queries, int64_t query_stride, int64_t dim, const Element* const* keys,
+                       int64_t key_stride, float* scores) {
+  Vec16 sums[kQ][kV];
+  for (int q = 0; q < kQ; ++q) {
+    for (int v = 0; v < kV; ++v) sums[q][v] = zeros();
+  }
+  for (int64_t d = 0; d < dim; ++d) {
+    Vec16 k[kV];
+    for (int v = 0; v < kV; ++v) k[v] = load(keys[v] + d * key_stride);
+    for (int q = 0; q < kQ; ++q) {
+      const Vec16 x = splat(queries[q * query_stride + d]);
+      for (int v = 0; v < kV; ++v) sums[q][v] = fma(x, k[v], sums[q][v]);
+    }
+  }
+  for (int q = 0; q < kQ; ++q) {
+    for (int v = 0; v < kV; ++v) store(scores + q * kAttentionSplit + v * 16, sums[q][v]);
+  }
+}
+
+template <int kQ, class Element>
+void score_queries(int64_t num_queries, const float* queries, int64_t query_stride, int64_t dim,
+                   const Element* const* keys, int64_t num_vectors, int64_t key_stride, float* scores) {
+  if (num_queries == kQ) {
+    int64_t v = 0;
+    for (; v + kTileKeys <= num_vectors; v += kTileKeys) {
+      score_tile<kQ, kTileKeys>(queries, query_stride, dim, keys + v, key_stride, scores + v * 16);
+    }
+    for (; v < num_vectors; ++v) {
+      score_tile<kQ, 1>(queries, query_stride, dim, keys + v, key_stride, scores + v * 16);
+    }
+  } else if constexpr (kQ > 1) {
+    score_queries<kQ - 1>(num_queries, queries, query_stride, dim, keys, num_vectors, key_stride, scores);
+  }
+}
+
+// o[q][16 kD] += weights[q][t] · values[t] for t in [first, last), ascending. values[t / 16] points at
+// position 16 (t / 16) of the split.
+template <int kQ, int kD, class Element>
+inline void value_tile(const float* weights, const Element* const* values, int64_t value_stride,
+                       int64_t dim_offset, int64_t first, int64_t last, float* o) {
+  Vec16 sums[kQ][kD];
+  for (int q = 0; q < kQ; ++q) {
+    for (int i = 0; i < kD; ++i) sums[q][i] = load(o + q * value_stride + i * 16);
+  }
+  for (int64_t t = first; t < last;) {
+    const int64_t end = (t / 16 + 1) * 16 < last ? (t / 16 + 1) * 16 : last;
+    const Element* v = values[t / 16] + t % 16 * value_stride + dim_offset;
+    for (; t < end; ++t, v += value_stride) {
+      Vec16 x[kD];
+      for (int i = 0; i < kD; ++i) x[i] = load(v + i * 16);
+      for (int q = 0; q < kQ; ++q) {
+        const Vec16 w = splat(weights[q * kAttentionSplit + t]);
+        for (int i = 0; i < kD; ++i) sums[q][i] = fma(w, x[i], sums[q][i]);
+      }
+    }
+  }
+  for (int q = 0; q < kQ; ++q) {
+    for (int i = 0; i < kD; ++i) store(o + q * value_stride + i * 16, sums[q][i]);
+  }
+}
+
+template <int kQ, class Element>
+void value_queries(int64_t num_queries, const float* weights, const Element* const* values,
+                   int64_t value_stride, int64_t first, int64_t last, float* o) {
+  if (first >= last) return;
+  if (num_queries == kQ) {
+    int64_t d = 0;
+    for (; d + 16 * kTileDims <= value_stride; d += 16 * kTileDims) {
+      value_tile<kQ, kTileDims>(weights, values, value_stride, d, first, last, o + d);
+    }
+    for (; d < value_stride; d += 16) value_tile<kQ, 1>(weights, values, value_stride, d, first, last, o + d);
+  } else if constexpr (kQ > 1) {
+    value_queries<kQ - 1>(num_queries, weights, values, value_stride, first, last, o);
+  }
+}
+
+// Turns num_keys scores into 2^(score - max) in place; lanes after the last key become exactly 0.
+inline float weigh_scores(float* scores, int64_t num_keys, float* largest) {
+  const int64_t whole = num_keys / 16, rest = num_keys % 16;
+  Vec16 top = splat(-__builtin_inff());
+  for (int64_t v = 0; v < whole; ++v) top = max(top, load(scores + v * 16));
+  if (rest > 0) {
+    const Vec16 last = keep_first(load(scores + whole * 16), rest, -__builtin_inff());
+    store(scores + whole * 16, last);
+    top = max(top, last);
+  }
+  *largest = max_lanes(top);
+  const Vec16 shift = splat(*largest);
+  Vec16 sum = zeros();
+  for (int64_t v = 0; v < whole + (rest > 0 ? 1 : 0); ++v) {
+    const Vec16 weight = exp2_or_zero(sub(load(scores + v * 16), shift));
+    store(scores + v * 16, weight);
+    sum = add(sum, weight);
+  }
+  return sum_lanes(sum);
+}
+
+// Adds a split's (largest score, sum, weighted values) to what earlier splits gave.
+inline void merge_split(float* top, float* sum, float* o, float split_top, float split_sum,
+                        const float* split_o, int64_t n) {
+  const float largest = *top < split_top || split_top != split_top ? split_top : *top;
+  const float old_factor = exp2_or_zero(*top - largest), new_factor = exp2_or_zero(split_top - largest);
+  *sum = *sum * old_factor + split_sum * new_factor;
+  *top = largest;
+  for (int64_t i = 0; i < n; i += 16) {
+    store(o + i, fma(load(split_o + i), splat(new_factor), mul(load(o + i), splat(old_factor))));
+  }
+}
+
+template <class Element>
+void attend_elements(const KvLayout& layout, const Element* keys, const Element* values,
+                     const AttentionTile& tile, float* scratch) {
+  const int64_t dim = layout.head_dim, size = layout.block_size, stride = layout.value_stride();
+  const int64_t group = tile.group, num_queries = tile.num_rows * group;
+  float* queries = scratch;
+  float* scores = queries + num_queries * stride;
+  float* split_o = scores + num_queries * kAttentionSplit;
+  float* o = split_o + num_queries * stride;
+  float* tops = o + num_queries * stride;
+  float* sums = tops + num_queries;
+
+  for (int64_t q = 0; q < num_queries; ++q) {
+    const float* x = tile.queries + q / group * tile.query_stride + q % group * dim;
+    for (int64_t d = 0; d < dim; ++d) queries[q * stride + d] = x[d] * (tile.scale * kLog2E);
+  }
+
+  const int64_t last_position = tile.first_position + tile.num_rows - 1;
+  for (int64_t begin = 0; begin <= last_position; begin += kAttentionSplit) {
+    const int64_t most_keys =
+        last_position + 1 - begin < kAttentionSplit ? last_position + 1 - begin : kAttentionSplit;
+    const Element* key_groups[kVectorsPerSplit];
+    const Element* value_groups[kVectorsPerSplit];
+    const int64_t num_vectors = (most_keys + 15) / 16;
+    for (int64_t v = 0; v < num_vectors; ++v) {
+      const int64_t position = begin + v * 16;
+      const int64_t head = tile.block_table[position / size] * layout.num_kv_heads + tile.kv_head;
+      key_groups[v] = keys + head * dim * size + position % size;
+      value_groups[v] = values + (head * size + position % size) * stride;
+    }
+    auto keys_of = [&](int64_t q) {
+      const int64_t n = tile.first_position + q / group + 1 - begin;
+      return n < kAttentionSplit ? n : kAttentionSplit;
+    };
+
+    float* out = begin == 0 ? o : split_o;
+    for (int64_t i = 0; i < num_queries * stride; i += 16) store(out + i, zeros());
+    for (int64_t q = 0; q < num_queries; q += kTileQueries) {
+      const int64_t n = num_queries - q < kTileQueries ? num_queries - q : kTileQueries;
+      float* s = scores + q * kAttentionSplit;
+      score_queries<kTileQueries>(n, queries + q * stride, stride, dim, key_groups, num_vectors, size, s);
+      float split_tops[kTileQueries], split_sums[kTileQueries];
+      for (int64_t i = 0; i < n; ++i) {
+        split_sums[i] = weigh_scores(s + i * kAttentionSplit, keys_of(q + i), &split_tops[i]);
+      }
+      // What all rows see is done together; a masked value must not be touched, so each row does its own
+      // rest.
+      const int64_t shared = keys_of(q);
+      value_queries<kTileQueries>(n, s, value_groups, stride, 0, shared, out + q * stride);
+      for (int64_t i = 1; i < n; ++i) {
+        value_queries<1>(1, s + i * kAttentionSplit, value_groups, stride, shared, keys_of(q + i),
+                         out + (q + i) * stride);
+      }
+      for (int64_t i = 0; i < n; ++i) {
+        if (begin == 0) {
+          tops[q + i] = split_tops[i];
+          sums[q + i] = split_sums[i];
+        } else {
+          merge_split(&tops[q + i], &sums[q + i], o + (q + i) * stride, split_tops[i], split_sums[i],
+                      split_o + (q + i) * stride, stride);
+        }
+      }
+    }
+  }
+
+  for (int64_t q = 0; q < num_queries; ++q) {
+    const float inverse = 1.0f / sums[q];
+    float* out = tile.out + q / group * tile.out_stride + q % group * dim;
+    for (int64_t d = 0; d < dim; ++d) out[d] = o[q * stride + d] * inverse;
+  }
+}
+
+void attend(const KvLayout& layout, const void* keys, const void* values, const AttentionTile& tile,
+            float* scratch) {
+  if (layout.half) {
+    attend_elements(layout, static_cast<const Half*>(keys), static_cast<const Half*>(values), tile, scratch);
+  } else {
+    attend_elements(layout, static_cast<const float*>(keys), static_cast<const float*>(values), tile,
+                    scratch);
+  }
+}
+
+template <class Element>
+void write_elements(const KvLayout& layout, Element* keys, Element* values, int64_t block, int64_t offset,
+                    const float* k, const float* v) {
+  const int64_t dim = layout.head_dim, size = layout.block_size, stride = layout.value_stride();
+  for (int64_t head = 0; head < layout.num_kv_heads; ++head) {
+    Element* key = keys + (block * layout.num_kv_heads + head) * dim * size + offset;
+    Element* value = values + ((block * layout.num_kv_heads + head) * size + offset) * stride;
+    for (int64_t d = 0; d < dim; d += 16) {
+      const int64_t n = dim - d < 16 ? dim - d : 16;
+      const float* x = k + head * dim + d;
+      Element rounded[16];
+      store(rounded, n == 16 ? load(x) : load_first(x, n, 0.0f));
+      for (int64_t i = 0; i < n; ++i) key[(d + i) * size] = rounded[i];
+      const float* y = v + head * dim + d;
+      store(value + d, n == 16 ? load(y) : load_first(y, n, 0.0f));
+    }
+  }
+}
+
+void write_token(const KvLayout& layout, void* keys, void* values, int64_t block, int64_t offset,
+                 const float* k, const float* v) {
+  if (layout.half) {
+    write_elements(layout, static_cast<Half*>(keys), static_cast<Half*>(values), block, offset, k, v);
+  } else {
+    write_elements(layout, static_cast<float*>(keys), static_cast<float*>(values), block, offset, k, v);
+  }
+}
+
+void widen(const Half* x, int64_t n, float* out) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) store(out + i, load(x + i));
+  if (i < n) {
+    Half rest[16] = {};
+    for (int64_t j = i; j < n; ++j) rest[j - i] = x[j];
+    store_first(out + i, load(rest), n - i);
+  }
+}
+
+}  // namespace
+}  // namespace everystop

@@ -1,0 +1,456 @@
+#include "decoder.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+#include "isa.hpp"
+#include "rope.hpp"
+
+namespace everystop {
+
+namespace {
+
+// Below this many float operations a team costs more than it saves.
+constexpr int64_t kSerialCost = 20000;
+
+int64_t round_up(int64_t n, int64_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
+
+void require(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+const DecoderKernels& decoder_kernels() {
+  switch (active_isa()) {
+#if defined(__x86_64__)
+    case Isa::avx512vnni:
+      return decoder_kernels_avx512();
+    case Isa::avxvnni:
+    case Isa::avx2:
+      return decoder_kernels_avx2();
+#endif
+    default:
+      return decoder_kernels_portable();
+  }
+}
+
+void Decoder::FreeDeleter::operator()(void* p) const {
+  std::free(p);
+}
+
+template <class T>
+Decoder::Scratch<T> Decoder::allocate(int64_t count) {
+  const size_t bytes = static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(T)) + 64, 64));
+  void* p = std::aligned_alloc(64, bytes);
+  if (p == nullptr) throw std::bad_alloc();
+  std::memset(p, 0, bytes);
+  return Scratch<T>(static_cast<T*>(p));
+}
+
+Decoder::Decoder(DecoderConfig config, DecoderWeights weights)
+    : config_(std::move(config)),
+      weights_(std::move(weights)),
+      kernels_(decoder_kernels()),
+      team_(config_.num_threads),
+      cache_({config_.num_kv_heads, config_.head_dim, config_.block_size, config_.dtype == Dtype::int8},
+             config_.num_layers, config_.num_blocks),
+      logits_stride_(round_up(config_.vocab_size, 16)) {
+  const DecoderConfig& c = config_;
+  const int64_t t = c.max_num_batched_tokens;
+  const int64_t widest = std::max({c.hidden_size, c.q_size(), c.intermediate_size});
+  rows_.reserve(static_cast<size_t>(c.max_num_seqs));
+  tokens_.reserve(static_cast<size_t>(t));
+  tiles_.reserve(static_cast<size_t>(t * c.num_kv_heads));
+  logits_tokens_.reserve(static_cast<size_t>(t));
+  sampled_rows_.reserve(static_cast<size_t>(c.max_num_seqs));
+  logprobs_.resize(static_cast<size_t>(c.max_num_seqs));
+  hidden_ = allocate<float>(t * c.hidden_size);
+  normed_ = allocate<float>(t * c.hidden_size);
+  delta_ = allocate<float>(t * c.hidden_size);
+  qkv_ = allocate<float>(t * c.qkv_size());
+  attended_ = allocate<float>(t * c.q_size());
+  gate_up_ = allocate<float>(t * 2 * c.intermediate_size);
+  activated_ = allocate<float>(t * c.intermediate_size);
+  cosines_ = allocate<float>(t * c.head_dim / 2);
+  sines_ = allocate<float>(t * c.head_dim / 2);
+  logits_ = allocate<float>(c.max_num_seqs * logits_stride_);
+  activations_ = allocate<uint8_t>(static_cast<int64_t>(
+      activation_bytes(c.dtype, std::max(t, c.max_num_seqs), round_up(widest, kGroupSize))));
+  const int64_t attention_floats = attention_scratch_floats(cache_.layout(), c.num_heads / c.num_kv_heads);
+  for (int thread = 0; thread < c.num_threads; ++thread) {
+    attention_scratch_.push_back(allocate<float>(attention_floats));
+    sampling_scratch_.emplace_back(c.num_valid_tokens);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------
+// state
+
+RequestState& Decoder::find(int64_t request_id) {
+  const auto found = requests_.find(request_id);
+  require(found != requests_.end(), "request " + std::to_string(request_id) + " is not on board");
+  return *found->second;
+}
+
+void Decoder::check_blocks(const int32_t* blocks, int64_t count) const {
+  for (int64_t i = 0; i < count; ++i) {
+    require(blocks[i] >= 0 && blocks[i] < config_.num_blocks, "block " + std::to_string(blocks[i]) +
+                                                                  " is outside the pool of " +
+                                                                  std::to_string(config_.num_blocks));
+  }
+}
+
+void Decoder::admit(int64_t request_id, RequestState state) {
+  const std::string name = "request " + std::to_string(request_id);
+  require(requests_.count(request_id) == 0, name + " is on board already");
+  require(
+      state.num_prompt_tokens >= 1 && state.num_prompt_tokens <= static_cast<int64_t>(state.token_ids.size()),
+      name + " has " + std::to_string(state.num_prompt_tokens) + " prompt tokens of " +
+          std::to_string(state.token_ids.size()));
+  for (const int32_t id : state.token_ids) {
+    require(id >= 0 && id < config_.vocab_size, name + " has token " + std::to_string(id) +
+                                                    " of a vocabulary of " +
+                                                    std::to_string(config_.vocab_size));
+  }
+  check_blocks(state.block_table.data(), static_cast<int64_t>(state.block_table.size()));
+  const SamplingSettings& sampling = state.sampling;
+  for (const int32_t id : sampling.stop_ids) {
+    require(id >= 0 && id < config_.num_valid_tokens, name + " has stop id " + std::to_string(id));
+  }
+  for (const auto& [id, bias] : sampling.logit_bias) {
+    require(id >= 0 && id < config_.num_valid_tokens && std::isfinite(bias),
+            name + " has a logit bias for token " + std::to_string(id));
+  }
+  require(sampling.allowed.empty() ||
+              static_cast<int64_t>(sampling.allowed.size()) * 32 >= config_.num_valid_tokens,
+          name + " has a mask of " + std::to_string(sampling.allowed.size() * 32) + " tokens");
+  require(sampling.num_logprobs <= kMaxLogprobs,
+          name + " wants " + std::to_string(sampling.num_logprobs) + " log-probabilities a token");
+  const int64_t capacity = static_cast<int64_t>(state.block_table.size()) * config_.block_size + 1;
+  state.token_ids.reserve(static_cast<size_t>(std::max<int64_t>(capacity, state.token_ids.size() + 1)));
+  requests_.emplace(request_id, std::make_unique<RequestState>(std::move(state)));
+}
+
+void Decoder::set_blocks(int64_t request_id, int64_t first_index, const int32_t* blocks, int64_t count) {
+  RequestState& request = find(request_id);
+  check_blocks(blocks, count);
+  std::vector<int32_t>& table = request.block_table;
+  require(first_index >= 0 && first_index <= static_cast<int64_t>(table.size()),
+          "request " + std::to_string(request_id) + " has " + std::to_string(table.size()) +
+              " blocks; none can be set from index " + std::to_string(first_index));
+  if (static_cast<int64_t>(table.size()) < first_index + count)
+    table.resize(static_cast<size_t>(first_index + count));
+  std::copy(blocks, blocks + count, table.begin() + first_index);
+  request.token_ids.reserve(table.size() * static_cast<size_t>(config_.block_size) + 1);
+}
+
+void Decoder::release(int64_t request_id) {
+  requests_.erase(request_id);
+}
+
+// -------------------------------------------------------------------------------------------------------------
+// plan
+
+int64_t Decoder::count_logits(const StepRow* rows, int64_t num_rows) {
+  int64_t count = 0;
+  for (int64_t r = 0; r < num_rows; ++r)
+    count += std::max<int64_t>(0, rows[r].num_tokens - rows[r].logits_from);
+  return count;
+}
+
+void Decoder::plan_rows(const StepRow* rows, int64_t num_rows, int64_t num_padded_rows) {
+  require(num_rows <= config_.max_num_seqs,
+          std::to_string(num_rows) + " rows in a step of at most " + std::to_string(config_.max_num_seqs));
+  rows_.clear();
+  tokens_.clear();
+  logits_tokens_.clear();
+  num_tokens_ = 0;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    StepRow row = rows[r];
+    RequestState& request = find(row.request_id);
+    const int64_t covered = static_cast<int64_t>(request.block_table.size()) * config_.block_size;
+    // A finished request has no block for its last token if that would have begun one: any position costs the
+    // same.
+    if (r >= num_rows - num_padded_rows) row.start = std::min(row.start, covered - row.num_tokens);
+    const int64_t end = row.start + row.num_tokens;
+    const std::string name = "row " + std::to_string(r) + " (request " + std::to_string(row.request_id) + ")";
+    require(row.start >= 0 && row.num_tokens >= 1 && row.logits_from >= 0 &&
+                row.num_tokens <= config_.max_num_batched_tokens,
+            name + " is malformed");
+    require(end <= static_cast<int64_t>(request.token_ids.size()),
+            name + " ends at position " + std::to_string(end) + " of " +
+                std::to_string(request.token_ids.size()) + " known tokens");
+    require(end <= covered, name + " ends at position " + std::to_string(end) + ", but its blocks hold " +
+                                std::to_string(covered));
+    require(num_tokens_ + row.num_tokens <= config_.max_num_batched_tokens,
+            "a step of more than " + std::to_string(config_.max_num_batched_tokens) + " tokens");
+    rows_.push_back({&request, row.start, row.num_tokens, row.logits_from, num_tokens_});
+    for (int64_t i = 0; i < row.num_tokens; ++i) {
+      const int64_t position = row.start + i;
+      tokens_.push_back({&request, position,
+                         request.block_table[static_cast<size_t>(position / config_.block_size)],
+                         position % config_.block_size});
+      if (i >= row.logits_from) logits_tokens_.push_back(num_tokens_ + i);
+    }
+    num_tokens_ += row.num_tokens;
+  }
+  plan_tiles();
+}
+
+// Cuts rows into attention tiles at fixed positions, so that no tile crosses a split.
+void Decoder::plan_tiles() {
+  const DecoderConfig& c = config_;
+  const int64_t group = c.num_heads / c.num_kv_heads, tile_rows = attention_tile_rows(group);
+  tiles_.clear();
+  for (const PlannedRow& row : rows_) {
+    for (int64_t done = 0; done < row.num_tokens;) {
+      const int64_t position = row.start + done, token = row.first_token + done;
+      const int64_t count = std::min(tile_rows - position % tile_rows, row.num_tokens - done);
+      for (int64_t head = 0; head < c.num_kv_heads; ++head) {
+        tiles_.push_back({row.request->block_table.data(), position, count, head, group,
+                          1.0f / std::sqrt(static_cast<float>(c.head_dim)),
+                          qkv_.get() + token * c.qkv_size() + head * group * c.head_dim, c.qkv_size(),
+                          attended_.get() + token * c.q_size() + head * group * c.head_dim, c.q_size()});
+      }
+      done += count;
+    }
+  }
+}
+
+void Decoder::copy_blocks(const int32_t* copies, int64_t num_copies) {
+  check_blocks(copies, 2 * num_copies);
+  for (int64_t i = 0; i < num_copies; ++i) cache_.copy_block(copies[2 * i], copies[2 * i + 1]);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// forward
+
+// Runs body(row, thread) for rows that cost about `cost` operations each, in shares large enough to be worth
+// one.
+template <class F>
+void Decoder::for_rows(int64_t num_rows, int64_t cost, F&& body) {
+  const int64_t rows_per_share = std::max<int64_t>(1, kSerialCost / 2 / std::max<int64_t>(cost, 1));
+  if (num_rows * cost <= kSerialCost || rows_per_share >= num_rows) {
+    for (int64_t row = 0; row < num_rows; ++row) body(row, 0);
+    return;
+  }
+  team_.run((num_rows + rows_per_share - 1) / rows_per_share, [&](int64_t share, int thread) {
+    const int64_t end = std::min(num_rows, (share + 1) * rows_per_share);
+    for (int64_t row = share * rows_per_share; row < end; ++row) body(row, thread);
+  });
+}
+
+void Decoder::note(int64_t StepTimes::* part) {
+  if (!profiling_) return;
+  const int64_t now = now_ns();
+  times_.*part += now - last_note_;
+  last_note_ = now;
+}
+
+void Decoder::project(const uint8_t* weights, const float* x, int64_t m, int64_t n, int64_t k, int64_t ldx,
+                      const float* bias, float* y, int64_t ldy, int64_t StepTimes::* part) {
+  prepare_activations(config_.dtype, x, m, k, ldx, activations_.get(), team_);
+  note(&StepTimes::prepare);
+  linear_forward(config_.dtype, weights, activations_.get(), m, n, k, bias, y, ldy, team_);
+  note(part);
+}
+
+void Decoder::embed() {
+  const int64_t d = config_.hidden_size, half = config_.head_dim / 2;
+  for_rows(num_tokens_, d + half * 40, [&](int64_t t, int) {
+    const PlannedToken& token = tokens_[static_cast<size_t>(t)];
+    const int64_t id = token.request->token_ids[static_cast<size_t>(token.position)];
+    if (config_.dtype == Dtype::int8) {
+      kernels_.widen(static_cast<const Half*>(weights_.embed_tokens) + id * d, d, hidden_.get() + t * d);
+    } else {
+      std::memcpy(hidden_.get() + t * d, static_cast<const float*>(weights_.embed_tokens) + id * d,
+                  static_cast<size_t>(d) * sizeof(float));
+    }
+    rope_angles(token.position, config_.inv_freq.data(), half, config_.rope_factor, cosines_.get() + t * half,
+                sines_.get() + t * half);
+  });
+  note(&StepTimes::embed);
+}
+
+// normed = rms_norm(hidden += delta); delta may be null.
+void Decoder::normalize(const float* delta, const float* weight) {
+  const int64_t d = config_.hidden_size;
+  for_rows(num_tokens_, d, [&](int64_t t, int) {
+    float* x = hidden_.get() + t * d;
+    if (delta == nullptr) {
+      kernels_.rms_norm(x, weight, d, config_.rms_norm_eps, normed_.get() + t * d);
+    } else {
+      kernels_.add_rms_norm(x, delta + t * d, weight, d, config_.rms_norm_eps, normed_.get() + t * d);
+    }
+  });
+  note(&StepTimes::norm);
+}
+
+// Query and key norms, rotation, and the write of keys and values: all rows of a layer, before any of them
+// attends.
+void Decoder::rotate_and_store(int64_t layer) {
+  const DecoderConfig& c = config_;
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const int64_t half = c.head_dim / 2;
+  for_rows(num_tokens_, c.qkv_size() * 2, [&](int64_t t, int) {
+    float* x = qkv_.get() + t * c.qkv_size();
+    for (int64_t head = 0; head < c.num_heads + c.num_kv_heads; ++head) {
+      float* h = x + head * c.head_dim;
+      const float* norm = head < c.num_heads ? w.q_norm : w.k_norm;
+      if (norm != nullptr) kernels_.rms_norm(h, norm, c.head_dim, c.rms_norm_eps, h);
+      kernels_.rotate_half(h, cosines_.get() + t * half, sines_.get() + t * half, half);
+    }
+    const PlannedToken& token = tokens_[static_cast<size_t>(t)];
+    kernels_.write_token(cache_.layout(), cache_.keys(layer), cache_.values(layer), token.block, token.offset,
+                         x + c.q_size(), x + c.q_size() + c.kv_size());
+  });
+  note(&StepTimes::rope);
+}
+
+void Decoder::attend(int64_t layer) {
+  const void* keys = cache_.keys(layer);
+  const void* values = cache_.values(layer);
+  team_.run(static_cast<int64_t>(tiles_.size()), [&](int64_t tile, int thread) {
+    kernels_.attend(cache_.layout(), keys, values, tiles_[static_cast<size_t>(tile)],
+                    attention_scratch_[static_cast<size_t>(thread)].get());
+  });
+  note(&StepTimes::attention);
+}
+
+void Decoder::run_attention_block(int64_t layer) {
+  const DecoderConfig& c = config_;
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  normalize(layer == 0 ? nullptr : delta_.get(), w.attn_norm);
+  project(w.qkv, normed_.get(), num_tokens_, c.qkv_size(), c.hidden_size, c.hidden_size, w.qkv_bias,
+          qkv_.get(), c.qkv_size(), &StepTimes::qkv);
+  rotate_and_store(layer);
+  attend(layer);
+  project(w.o, attended_.get(), num_tokens_, c.hidden_size, c.q_size(), c.q_size(), nullptr, delta_.get(),
+          c.hidden_size, &StepTimes::o);
+}
+
+void Decoder::run_mlp_block(int64_t layer) {
+  const DecoderConfig& c = config_;
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const int64_t inner = c.intermediate_size;
+  normalize(delta_.get(), w.mlp_norm);
+  project(w.gate_up, normed_.get(), num_tokens_, 2 * inner, c.hidden_size, c.hidden_size, nullptr,
+          gate_up_.get(), 2 * inner, &StepTimes::gate_up);
+  for_rows(num_tokens_, inner * 4, [&](int64_t t, int) {
+    const float* gate = gate_up_.get() + t * 2 * inner;
+    kernels_.silu_mul(gate, gate + inner, inner, activated_.get() + t * inner);
+  });
+  note(&StepTimes::activation);
+  project(w.down, activated_.get(), num_tokens_, c.hidden_size, inner, inner, nullptr, delta_.get(),
+          c.hidden_size, &StepTimes::down);
+}
+
+void Decoder::run_layers() {
+  embed();
+  for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+    run_attention_block(layer);
+    run_mlp_block(layer);
+  }
+}
+
+// Logits of wanted tokens [first, first + count) into the first rows of logits_.
+void Decoder::compute_logits(int64_t first, int64_t count) {
+  const int64_t d = config_.hidden_size;
+  for_rows(count, d, [&](int64_t i, int) {
+    const int64_t t = logits_tokens_[static_cast<size_t>(first + i)];
+    float* x = normed_.get() + i * d;
+    std::memcpy(x, hidden_.get() + t * d, static_cast<size_t>(d) * sizeof(float));
+    kernels_.add_rms_norm(x, delta_.get() + t * d, weights_.norm, d, config_.rms_norm_eps, x);
+  });
+  note(&StepTimes::norm);
+  project(weights_.lm_head, normed_.get(), count, config_.vocab_size, d, d, nullptr, logits_.get(),
+          logits_stride_, &StepTimes::lm_head);
+}
+
+void Decoder::forward(const StepRow* rows, int64_t num_rows, float* logits) {
+  plan_rows(rows, num_rows, 0);
+  if (num_tokens_ == 0) return;
+  last_note_ = profiling_ ? now_ns() : 0;
+  run_layers();
+  const int64_t total = static_cast<int64_t>(logits_tokens_.size()), n = config_.num_valid_tokens;
+  const int64_t batch = std::min(config_.max_num_seqs, config_.max_num_batched_tokens);
+  for (int64_t first = 0; first < total; first += batch) {
+    const int64_t count = std::min(batch, total - first);
+    compute_logits(first, count);
+    for (int64_t i = 0; i < count; ++i) {
+      std::memcpy(logits + (first + i) * n, logits_.get() + i * logits_stride_,
+                  static_cast<size_t>(n) * sizeof(float));
+    }
+  }
+}
+
+// -------------------------------------------------------------------------------------------------------------
+// step
+
+int32_t Decoder::sample_row(int64_t row, int64_t logits_row, int thread) {
+  const PlannedRow& planned = rows_[static_cast<size_t>(row)];
+  const RequestState& request = *planned.request;
+  const TokenHistory history{request.token_ids.data(), planned.start + planned.num_tokens,
+                             request.num_prompt_tokens};
+  return sample_token(logits_.get() + logits_row * logits_stride_, config_.num_valid_tokens, request.sampling,
+                      history, sampling_scratch_[static_cast<size_t>(thread)],
+                      &logprobs_[static_cast<size_t>(row)]);
+}
+
+// Samples every row that ends with wanted logits and appends the tokens.
+void Decoder::sample(int64_t num_rows, int64_t num_padded_rows, int32_t* tokens) {
+  team_.run(static_cast<int64_t>(sampled_rows_.size()), [&](int64_t i, int thread) {
+    const int64_t row = sampled_rows_[static_cast<size_t>(i)];
+    tokens[row] = sample_row(row, i, thread);
+  });
+  for (const int64_t row : sampled_rows_) {
+    PlannedRow& planned = rows_[static_cast<size_t>(row)];
+    if (row >= num_rows - num_padded_rows) continue;
+    if (planned.request->failed) tokens[row] = kFailedToken;
+    if (tokens[row] == kFailedToken) planned.request->failed = true;
+    const int64_t end = planned.start + planned.num_tokens;
+    if (end == static_cast<int64_t>(planned.request->token_ids.size())) {
+      planned.request->token_ids.push_back(std::max(tokens[row], 0));
+    }
+  }
+  note(&StepTimes::sample);
+}
+
+void Decoder::step(const StepRow* rows, int64_t num_rows, const int32_t* copies, int64_t num_copies,
+                   int64_t num_padded_rows, int32_t* tokens) {
+  plan_rows(rows, num_rows, num_padded_rows);
+  copy_blocks(copies, num_copies);
+  if (num_tokens_ == 0) return;
+  times_ = {};
+  last_note_ = profiling_ ? now_ns() : 0;
+  run_layers();
+  // One token a row: the last one's logits are wanted.
+  sampled_rows_.clear();
+  logits_tokens_.clear();
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const PlannedRow& row = rows_[static_cast<size_t>(r)];
+    tokens[r] = kNoToken;
+    if (row.logits_from >= row.num_tokens) continue;
+    sampled_rows_.push_back(r);
+    logits_tokens_.push_back(row.first_token + row.num_tokens - 1);
+  }
+  if (sampled_rows_.empty()) return;
+  compute_logits(0, static_cast<int64_t>(logits_tokens_.size()));
+  sample(num_rows, num_padded_rows, tokens);
+}
+
+}  // namespace everystop

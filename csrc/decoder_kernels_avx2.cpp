@@ -1,0 +1,19 @@
+#include "decoder_kernels.hpp"
+#include "decoder_vectors_avx2.hpp"
+// The bodies build on the vectors, and on each other in this order.
+#include "activation_body.hpp"
+#include "attention_body.hpp"
+#include "norm_body.hpp"
+#include "rope_body.hpp"
+#include "sampling_body.hpp"
+
+namespace everystop {
+
+const DecoderKernels& decoder_kernels_avx2() {
+  static const DecoderKernels kernels = {rms_norm,      add_rms_norm, add_in_place, rotate_half, silu_mul,
+                                         widen,         write_token,  attend,       max_of,      index_of,
+                                         count_greater, next_greater, exp2_of};
+  return kernels;
+}
+
+}  // namespace everystop

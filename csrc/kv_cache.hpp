@@ -1,0 +1,62 @@
+// The paged KV cache of one model: for each layer a pool of blocks, each holding block_size tokens of one
+// request.
+//
+//   keys    [num_blocks][num_kv_heads][head_dim][block_size]       token-minor: 16 tokens' scores at a time
+//   values  [num_blocks][num_kv_heads][block_size][value_stride]   dim-minor, rows padded with zeros
+//
+// Example, block_size 32: position 70 of a request is token 6 of block block_table[2].
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace everystop {
+
+// An IEEE 754 binary16 number, stored only.
+struct Half {
+  uint16_t bits;
+};
+
+struct KvLayout {
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t block_size;
+  bool half;  // elements are Half, else float
+
+  int64_t value_stride() const { return (head_dim + 15) / 16 * 16; }
+  int64_t element_bytes() const { return half ? 2 : 4; }
+  int64_t key_block_elements() const { return num_kv_heads * head_dim * block_size; }
+  int64_t value_block_elements() const { return num_kv_heads * block_size * value_stride(); }
+  int64_t bytes_per_layer_block() const {
+    return (key_block_elements() + value_block_elements()) * element_bytes();
+  }
+};
+
+class KvCache {
+ public:
+  // Reserves the pool, zeroed; pages are taken from the system when first written. Throws
+  // std::invalid_argument for a layout it cannot serve and std::bad_alloc when the system refuses the memory.
+  KvCache(const KvLayout& layout, int64_t num_layers, int64_t num_blocks);
+  ~KvCache();
+  KvCache(const KvCache&) = delete;
+  KvCache& operator=(const KvCache&) = delete;
+
+  const KvLayout& layout() const { return layout_; }
+  int64_t num_blocks() const { return num_blocks_; }
+  void* keys(int64_t layer) const { return data_ + layer * layer_bytes_; }
+  void* values(int64_t layer) const { return data_ + layer * layer_bytes_ + key_bytes_; }
+
+  // Copies keys and values of all layers from one block to another.
+  void copy_block(int64_t source, int64_t destination);
+
+ private:
+  KvLayout layout_;
+  int64_t num_layers_;
+  int64_t num_blocks_;
+  int64_t key_bytes_;    // of one layer, all blocks
+  int64_t layer_bytes_;  // keys and values of one layer
+  size_t total_bytes_;
+  uint8_t* data_;
+};
+
+}  // namespace everystop
