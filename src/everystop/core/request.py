@@ -7,6 +7,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
+
+from everystop.core.errors import RequestError
 
 
 class RequestState(StrEnum):
@@ -30,7 +33,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How output tokens are chosen; validated at the edge by `validate`, read-only afterwards.
+    """How output tokens are chosen; a value out of range raises RequestError with the field's name.
 
     `temperature` 0 is greedy (ties to the lowest id). `top_k` 0 means all. `logprobs` is None for none, 0 for the
     chosen token only, k for the k best beside it. `seed` None is replaced by a number at the edge. `max_tokens` None
@@ -54,6 +57,27 @@ class SamplingParams:
     logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
+        _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
+        _require(0.0 <= self.temperature < inf, "temperature", self.temperature, "a finite number from 0")
+        _require(0.0 <= self.top_p <= 1.0, "top_p", self.top_p, "from 0 to 1")
+        _require(self.top_k >= 0, "top_k", self.top_k, "at least 0 (0 for all)")
+        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1")
+        _require(0.0 < self.repetition_penalty < inf, "repetition_penalty", self.repetition_penalty, "above 0")
+        _require(abs(self.presence_penalty) <= 2.0, "presence_penalty", self.presence_penalty, "from -2 to 2")
+        _require(abs(self.frequency_penalty) <= 2.0, "frequency_penalty", self.frequency_penalty, "from -2 to 2")
+        _require(self.n >= 1, "n", self.n, "at least 1")
+        _require(all(self.stop), "stop", self.stop, "strings that are not empty")
+        _require(self.logprobs is None or self.logprobs >= 0, "logprobs", self.logprobs, "at least 0")
+        _require(all(abs(b) < inf for _, b in self.logit_bias), "logit_bias", self.logit_bias, "finite numbers")
+
+
+def _require(holds: bool, name: str, value: object, must: str) -> None:
+    """NaN fails every comparison, so it never holds."""
+    if not holds:
+        raise RequestError(f"{name} is {value!r}; it must be {must}", param=name)
 
 
 @dataclass(slots=True, eq=False)

@@ -150,8 +150,6 @@ class Scheduler:
         if num_prompt >= limit:
             raise PromptTooLong(num_prompt, limit)
         wanted = request.params.max_tokens
-        if wanted is not None and wanted < 1:
-            raise RequestError(f"max_tokens is {wanted}; it must be at least 1", param="max_tokens")
         if wanted is not None and num_prompt + wanted > limit:
             raise NeverFits(num_prompt, wanted, limit)
         request.max_tokens = limit - num_prompt if wanted is None else wanted
@@ -569,13 +567,13 @@ class Scheduler:
             request.last_served_step = step_id
 
     def _pad_rows(self, plan: StepPlan, riders: list[tuple[Request, int]]) -> None:
-        """static-padded computes the last position of every finished row again, for nothing."""
+        """static-padded computes the last position of every finished row again; its last token may have no block."""
         if not plan.rows:
             return
         room = self.limits.max_num_batched_tokens - plan.num_tokens
         for request in list(self.held.values())[:room]:
             if request.block_table:
-                plan.rows.append(Row(request.request_id, request.num_tokens - 1, 1, 0, 0))
+                plan.rows.append(Row(request.request_id, request.num_computed_tokens - 1, 1, 0, 0))
                 riders.append((request, -1))
                 request.last_served_step = plan.step_id
                 plan.num_padded_rows += 1

@@ -1,0 +1,205 @@
+"""`LLM`: the engine as a Python object, without a server."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from everystop.assembly import build_engine, num_threads
+from everystop.config import Config
+from everystop.core.errors import EngineDead, EverystopError, RequestError
+from everystop.core.plan import TokenLogprobs
+from everystop.core.request import SamplingParams
+from everystop.engine.messages import Abort, StepOutput, Submit
+from everystop.engine.stops import StopMatcher
+from everystop.model.chat_template import load_chat_template
+from everystop.model.checkpoint import inspect_model
+from everystop.model.home import Home
+from everystop.model.pull import resolve_model
+from everystop.model.tokenizer import IncrementalDetokenizer, Tokenizer
+from everystop.model.tokenizer_files import load_tokenizer
+from everystop.model.weights import load_model
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class Completion:
+    """One choice: its text, its tokens (a stop token included), and why it ended (stop or length)."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str = ""
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What `generate` returns for one prompt: `outputs` holds its n choices."""
+
+    prompt_token_ids: tuple[int, ...]
+    outputs: list[Completion]
+    num_cached_tokens: int = 0
+
+
+class _StepText:
+    """Feeds a detokenizer one token at a time, as the engine asks."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._inner = IncrementalDetokenizer(tokenizer)
+
+    def feed(self, token_id: int) -> str:
+        """The text that this token completes."""
+        return self._inner.push((token_id,))
+
+
+class LLM:
+    """A loaded model with its own engine. `settings` are the fields of `Config`, such as `dtype="float32"`.
+
+        llm = LLM("smollm2", max_num_seqs=16)
+        [answer] = llm.generate("The capital of France is", SamplingParams(max_tokens=5))
+        answer.outputs[0].text
+
+    All prompts of one call are batched continuously. Not for use from several threads at once. Raises EverystopError.
+    """
+
+    def __init__(self, model: str = "smollm2", **settings: Any) -> None:
+        config = Config(model=model, **settings).validate()
+        home = Home.from_environment()
+        checkpoint = inspect_model(resolve_model(config.model, home))
+        self.tokenizer = load_tokenizer(checkpoint, home)
+        template = None if config.chat_template is None else Path(config.chat_template)
+        self.chat_template = load_chat_template(checkpoint, self.tokenizer, template)
+        self.num_valid_tokens = min(self.tokenizer.num_ids, checkpoint.spec.vocab_size)
+        loaded = load_model(checkpoint, dtype=config.dtype, num_threads=num_threads(config), home=home)
+        self.engine, self.capacity = build_engine(
+            config,
+            loaded,
+            eos_token_ids=self.tokenizer.eos_ids,
+            num_valid_tokens=self.num_valid_tokens,
+            make_text_decoder=lambda: _StepText(self.tokenizer),
+        )
+        self._inbox: queue.SimpleQueue[list[StepOutput] | BaseException] = queue.SimpleQueue()
+        self.engine.on_outputs = self._inbox.put
+        self.engine.on_failure = self._inbox.put
+        self.engine.start()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Complete each prompt, text or token ids, and return the answers in the order of the prompts.
+
+        `params` is one `SamplingParams` for all, or one a prompt. A prompt that cannot be served raises RequestError,
+        and the others of the call are given up.
+        """
+        listed: Sequence[Any] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else prompts
+        encoded = [tuple(self.tokenizer.encode(p) if isinstance(p, str) else p) for p in listed]
+        return self._run(encoded, _one_each(params, len(encoded)))
+
+    def chat(
+        self,
+        conversations: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer each conversation, a list of `{"role": …, "content": …}`, through the model's chat template."""
+        single = bool(conversations) and isinstance(conversations[0], Mapping)
+        listed: Sequence[Any] = [conversations] if single else conversations
+        rendered = [self.chat_template.render(messages) for messages in listed]
+        encoded = [tuple(self.tokenizer.encode_rendered(prompt)) for prompt in rendered]
+        return self._run(encoded, _one_each(params, len(encoded)))
+
+    def _run(self, prompts: list[tuple[int, ...]], params: list[SamplingParams]) -> list[RequestOutput]:
+        for prompt, sampling in zip(prompts, params, strict=True):
+            self._check_ids(prompt, sampling)
+        answers, by_id = [], {}
+        for prompt, sampling in zip(prompts, params, strict=True):
+            answer = RequestOutput(prompt, [Completion(k) for k in range(sampling.n)])
+            answers.append(answer)
+            first = self.engine.allocate_ids(sampling.n)
+            by_id.update({first + k: (answer, choice) for k, choice in enumerate(answer.outputs)})
+            self.engine.submit(Submit(first, prompt, sampling))
+        try:
+            self._collect(by_id)
+        finally:
+            self.engine.abort(Abort(tuple(by_id)))
+        for answer, sampling in zip(answers, params, strict=True):
+            for choice in answer.outputs:
+                choice.text = self._text(choice, sampling.stop)
+        return answers
+
+    def _check_ids(self, prompt: tuple[int, ...], params: SamplingParams) -> None:
+        """Raise RequestError for token ids that the vocabulary does not have."""
+        limit = self.num_valid_tokens
+        biased = tuple(token for token, _ in params.logit_bias)
+        for name, ids in (
+            ("prompt", prompt),
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", biased),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+        ):
+            for token in ids:
+                if not 0 <= token < limit:
+                    raise RequestError(
+                        f"{name} has token id {token}; the vocabulary has 0 to {limit - 1:,}", param=name
+                    )
+
+    def _collect(self, by_id: dict[int, tuple[RequestOutput, Completion]]) -> None:
+        """Take outputs until every request has ended; raises for the first that failed or was refused."""
+        while by_id:
+            outputs = self._inbox.get()
+            if isinstance(outputs, BaseException):
+                raise EngineDead(f"the engine has failed: {outputs}") from outputs
+            for output in outputs:
+                if output.request_id in by_id:  # others belong to a call that was given up
+                    self._take(output, by_id)
+
+    def _take(self, output: StepOutput, by_id: dict[int, tuple[RequestOutput, Completion]]) -> None:
+        answer, choice = by_id[output.request_id]
+        choice.token_ids += output.token_ids
+        choice.logprobs += output.logprobs
+        answer.num_cached_tokens = max(answer.num_cached_tokens, output.num_cached_tokens)
+        if output.refused or output.finish_reason is not None:
+            choice.finish_reason = output.finish_reason or "error"
+            choice.stop_reason = output.stop_reason
+            del by_id[output.request_id]
+        if output.error is not None:
+            raise RequestError(output.error, code=output.error_code)
+
+    def _text(self, choice: Completion, stops: tuple[str, ...]) -> str:
+        ends_with_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
+        decoder = IncrementalDetokenizer(self.tokenizer)
+        text = decoder.push(choice.token_ids[:-1] if ends_with_token else choice.token_ids) + decoder.flush()
+        return StopMatcher(stops).feed(text)[0] if stops and isinstance(choice.stop_reason, str) else text
+
+    def close(self) -> None:
+        """End the engine and free its memory."""
+        self.engine.stop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _is_ids(prompts: Any) -> bool:
+    return len(prompts) > 0 and isinstance(prompts[0], int)
+
+
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [replace(params)] * num
+    if len(params) != num:
+        raise EverystopError(f"{num} prompts, but {len(params)} sampling parameters; give one, or one each")
+    return list(params)
