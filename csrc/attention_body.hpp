@@ -5,6 +5,9 @@
 // kTileQueries query vectors.
 #pragma once
 
+#include "activation_body.hpp"
+#include "norm_body.hpp"
+
 namespace everystop {
 namespace {
 

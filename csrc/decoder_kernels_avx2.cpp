@@ -1,6 +1,8 @@
 #include "decoder_kernels.hpp"
+
 #include "decoder_vectors_avx2.hpp"
-// The bodies build on the vectors, and on each other in this order.
+
+// Written over the vectors above.
 #include "activation_body.hpp"
 #include "attention_body.hpp"
 #include "norm_body.hpp"

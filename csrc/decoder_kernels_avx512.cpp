@@ -1,7 +1,9 @@
 #include "decoder_kernels.hpp"
+
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 on its own intrinsics
 #include "decoder_vectors_avx512.hpp"
-// The bodies build on the vectors, and on each other in this order.
+
+// Written over the vectors above.
 #include "activation_body.hpp"
 #include "attention_body.hpp"
 #include "norm_body.hpp"

@@ -1,6 +1,10 @@
 // Passes over a row of logits with Vec16; included once by each instruction-set path.
 #pragma once
 
+#include "activation_body.hpp"
+#include "attention_body.hpp"
+#include "norm_body.hpp"
+
 namespace everystop {
 namespace {
 
