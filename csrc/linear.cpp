@@ -136,6 +136,7 @@ void linear_forward(Dtype dtype, const uint8_t* packed, const uint8_t* activatio
   const int64_t num_output_tiles = divide_up(n, kTileOutputs);
   const size_t tile_bytes = weight_tile_bytes(dtype, k);
   const size_t row_bytes = activation_row_bytes(dtype, k);
+  const int64_t num_groups = divide_up(k, kGroup);
 
   // A share is a run of output tiles times a run of row tiles; few rows make short shares, so fewer of them.
   const int64_t shares_wanted = team.size() == 1 ? 1 : team.size() * (m < 16 ? 4 : 16);
@@ -152,20 +153,30 @@ void linear_forward(Dtype dtype, const uint8_t* packed, const uint8_t* activatio
     const int64_t last_row_tile = (row_share + 1) * row_tiles.count / num_row_shares;
     const int64_t first_output_tile = share / num_row_shares * tiles_per_share;
     const int64_t last_output_tile = std::min(first_output_tile + tiles_per_share, num_output_tiles);
+    const int64_t passes = last_row_tile - first_row_tile;
+    // One pass runs at the speed of memory and leaves the fetching to the hardware.
+    const int lines_per_group =
+        passes == 1 ? 0
+                    : static_cast<int>(divide_up(static_cast<int64_t>(tile_bytes), passes * num_groups * 64));
     for (int64_t tile = first_output_tile; tile < last_output_tile; ++tile) {
       const uint8_t* weights = packed + static_cast<size_t>(tile) * tile_bytes;
       const int64_t first_output = tile * kTileOutputs;
       for (int64_t row_tile = first_row_tile; row_tile < last_row_tile; ++row_tile) {
         const int64_t row = row_tiles.begin(row_tile);
         const uint8_t* x = activations + static_cast<size_t>(row) * row_bytes;
+        // The passes over this tile of weights share the work of fetching the next.
+        const int64_t pass = row_tile - first_row_tile;
+        const Prefetch ahead{
+            weights + tile_bytes + static_cast<size_t>(pass * num_groups * lines_per_group) * 64,
+            lines_per_group};
         const TileOutput out{bias == nullptr ? nullptr : bias + first_output, y + row * ldy + first_output,
                              ldy, static_cast<int>(std::min(kTileOutputs, n - first_output))};
         if (dtype == Dtype::int8) {
           kernels.int8_tile(reinterpret_cast<const WeightGroup*>(weights), x, row_tiles.rows(row_tile),
-                            divide_up(k, kGroup), out);
+                            num_groups, ahead, out);
         } else {
           kernels.float32_tile(reinterpret_cast<const float*>(weights), reinterpret_cast<const float*>(x),
-                               row_tiles.rows(row_tile), k, out);
+                               row_tiles.rows(row_tile), k, ahead, out);
         }
       }
     }

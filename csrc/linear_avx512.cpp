@@ -15,14 +15,20 @@ namespace {
 constexpr int kMaxRows = 6;
 constexpr int kQuads = kGroup / 4;
 
+[[gnu::always_inline]] inline void prefetch(const Prefetch& ahead, int64_t group) {
+  const char* line = reinterpret_cast<const char*>(ahead.start) + group * ahead.lines_per_group * 64;
+  for (int i = 0; i < ahead.lines_per_group; ++i) _mm_prefetch(line + 64 * i, _MM_HINT_T1);
+}
+
 __m512i broadcast_quad(const uint8_t* quad) {
   int32_t value;
   std::memcpy(&value, quad, sizeof value);
   return _mm512_set1_epi32(value);
 }
 
+// Inlined always, or the sums would live in memory throughout.
 template <int kRows>
-void store_tile(const __m512 (&sum)[kRows][2], const TileOutput& out) {
+[[gnu::always_inline]] inline void store_tile(const __m512 (&sum)[kRows][2], const TileOutput& out) {
   const uint32_t mask = out.num_outputs == 32 ? 0xffffffffu : (1u << out.num_outputs) - 1;
   for (int half = 0; half < 2; ++half) {
     const __mmask16 part = static_cast<__mmask16>(mask >> (16 * half));
@@ -36,10 +42,11 @@ void store_tile(const __m512 (&sum)[kRows][2], const TileOutput& out) {
 
 template <int kRows>
 void int8_tile_rows(const WeightGroup* weights, const uint8_t* activations, int64_t num_groups,
-                    const TileOutput& out) {
+                    const Prefetch& ahead, const TileOutput& out) {
   __m512 sum[kRows][2];
   for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
   for (int64_t g = 0; g < num_groups; ++g) {
+    prefetch(ahead, g);
     const uint8_t* scales = activations + kRows * kGroup;
     const uint8_t* starts = scales + kRows * sizeof(float);
     __m512i dot[kRows][2];
@@ -68,10 +75,12 @@ void int8_tile_rows(const WeightGroup* weights, const uint8_t* activations, int6
 }
 
 template <int kRows>
-void float32_tile_rows(const float* weights, const float* activations, int64_t k, const TileOutput& out) {
+void float32_tile_rows(const float* weights, const float* activations, int64_t k, const Prefetch& ahead,
+                       const TileOutput& out) {
   __m512 sum[kRows][2];
   for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
   for (int64_t i = 0; i < k; ++i) {
+    if (i % kGroup == 0) prefetch(ahead, i / kGroup);
     const __m512 w0 = _mm512_load_ps(weights + i * kTileOutputs);
     const __m512 w1 = _mm512_load_ps(weights + i * kTileOutputs + 16);
     for (int r = 0; r < kRows; ++r) {
@@ -84,38 +93,38 @@ void float32_tile_rows(const float* weights, const float* activations, int64_t k
 }
 
 void int8_tile(const WeightGroup* weights, const uint8_t* activations, int rows, int64_t num_groups,
-               const TileOutput& out) {
+               const Prefetch& ahead, const TileOutput& out) {
   switch (rows) {
     case 1:
-      return int8_tile_rows<1>(weights, activations, num_groups, out);
+      return int8_tile_rows<1>(weights, activations, num_groups, ahead, out);
     case 2:
-      return int8_tile_rows<2>(weights, activations, num_groups, out);
+      return int8_tile_rows<2>(weights, activations, num_groups, ahead, out);
     case 3:
-      return int8_tile_rows<3>(weights, activations, num_groups, out);
+      return int8_tile_rows<3>(weights, activations, num_groups, ahead, out);
     case 4:
-      return int8_tile_rows<4>(weights, activations, num_groups, out);
+      return int8_tile_rows<4>(weights, activations, num_groups, ahead, out);
     case 5:
-      return int8_tile_rows<5>(weights, activations, num_groups, out);
+      return int8_tile_rows<5>(weights, activations, num_groups, ahead, out);
     default:
-      return int8_tile_rows<6>(weights, activations, num_groups, out);
+      return int8_tile_rows<6>(weights, activations, num_groups, ahead, out);
   }
 }
 
-void float32_tile(const float* weights, const float* activations, int rows, int64_t k,
+void float32_tile(const float* weights, const float* activations, int rows, int64_t k, const Prefetch& ahead,
                   const TileOutput& out) {
   switch (rows) {
     case 1:
-      return float32_tile_rows<1>(weights, activations, k, out);
+      return float32_tile_rows<1>(weights, activations, k, ahead, out);
     case 2:
-      return float32_tile_rows<2>(weights, activations, k, out);
+      return float32_tile_rows<2>(weights, activations, k, ahead, out);
     case 3:
-      return float32_tile_rows<3>(weights, activations, k, out);
+      return float32_tile_rows<3>(weights, activations, k, ahead, out);
     case 4:
-      return float32_tile_rows<4>(weights, activations, k, out);
+      return float32_tile_rows<4>(weights, activations, k, ahead, out);
     case 5:
-      return float32_tile_rows<5>(weights, activations, k, out);
+      return float32_tile_rows<5>(weights, activations, k, ahead, out);
     default:
-      return float32_tile_rows<6>(weights, activations, k, out);
+      return float32_tile_rows<6>(weights, activations, k, ahead, out);
   }
 }
 

@@ -34,6 +34,13 @@ struct TileOutput {
   int num_outputs;
 };
 
+// Memory to bring into the second-level cache meanwhile: with each group (64 inputs), as many lines of 64
+// bytes.
+struct Prefetch {
+  const uint8_t* start;
+  int lines_per_group;
+};
+
 struct LinearKernels {
   const char* int8_layout;
   const char* float32_layout;
@@ -42,9 +49,9 @@ struct LinearKernels {
   // Quantises `rows` rows of x [rows, k], ldx floats apart, into one tile of activations.
   void (*quantize_tile)(const float* x, int64_t ldx, int rows, int64_t k, uint8_t* activations);
   void (*int8_tile)(const WeightGroup* weights, const uint8_t* activations, int rows, int64_t num_groups,
-                    const TileOutput& out);
+                    const Prefetch& ahead, const TileOutput& out);
   void (*float32_tile)(const float* weights, const float* activations, int rows, int64_t k,
-                       const TileOutput& out);
+                       const Prefetch& ahead, const TileOutput& out);
 };
 
 // Each is defined in the file named after it, and may be called only where that path is supported.

@@ -47,7 +47,7 @@ void add_group(const WeightGroup& group, const int8_t* quads, int rows, float sc
 }
 
 void int8_tile(const WeightGroup* weights, const uint8_t* activations, int rows, int64_t num_groups,
-               const TileOutput& out) {
+               const Prefetch&, const TileOutput& out) {
   float sum[kMaxRows][kTileOutputs] = {};
   for (int64_t g = 0; g < num_groups; ++g) {
     const uint8_t* tile = activations + g * rows * kGroupBytesPerRow;
@@ -60,7 +60,7 @@ void int8_tile(const WeightGroup* weights, const uint8_t* activations, int rows,
   for (int r = 0; r < rows; ++r) store_row(sum[r], r, out);
 }
 
-void float32_tile(const float* weights, const float* activations, int rows, int64_t k,
+void float32_tile(const float* weights, const float* activations, int rows, int64_t k, const Prefetch&,
                   const TileOutput& out) {
   for (int r = 0; r < rows; ++r) {
     float sum[kTileOutputs] = {};

@@ -99,7 +99,7 @@ void float32_pass(const float* weights, const float* activations, int64_t k, int
 }
 
 void int8_tile(const WeightGroup* weights, const uint8_t* activations, int rows, int64_t num_groups,
-               const TileOutput& out) {
+               const Prefetch&, const TileOutput& out) {
   for (int first = 0; first < out.num_outputs; first += kPassOutputs) {
     switch (rows) {
       case 1:
@@ -117,7 +117,7 @@ void int8_tile(const WeightGroup* weights, const uint8_t* activations, int rows,
   }
 }
 
-void float32_tile(const float* weights, const float* activations, int rows, int64_t k,
+void float32_tile(const float* weights, const float* activations, int rows, int64_t k, const Prefetch&,
                   const TileOutput& out) {
   for (int first = 0; first < out.num_outputs; first += kPassOutputs) {
     switch (rows) {
