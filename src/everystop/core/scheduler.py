@@ -397,6 +397,8 @@ class Scheduler:
                 self._note_wait(picked.request_id, WaitReason.TOKEN_BUDGET, now_ns)
                 break
             if not self.kv.admit(picked, shared):
+                if self._drop_padding():
+                    continue
                 need, have = self.kv.shortfall(picked, shared)
                 self._refuse_boarding(picked, WaitReason.NO_BLOCKS, plan, chunks, now_ns, need, have)
                 break
@@ -591,12 +593,13 @@ class Scheduler:
             self._give_back(request)
             self._released.append(request.request_id)
 
-    def _drop_padding(self) -> None:
-        """Blocks of finished rows go before any living request loses its own; their slots stay held."""
-        for request in self.held.values():
-            if request.block_table:
-                self._give_back(request)
-                self._released.append(request.request_id)
+    def _drop_padding(self) -> bool:
+        """Blocks of finished rows go before any living request loses or lacks its own; their slots stay held."""
+        padded = [request for request in self.held.values() if request.block_table]
+        for request in padded:
+            self._give_back(request)
+            self._released.append(request.request_id)
+        return bool(padded)
 
     # ---------------------------------------------------------------- update
 

@@ -1,0 +1,178 @@
+"""Random traffic over random small configurations, checked against the oracle after every step; counts what it covered.
+
+An episode is one configuration: arrivals, groups, shared prefixes, aborts in every state, failing rows, then a drain. Everything
+follows from the seed of the episode, which a failure names.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import count
+
+from everystop.core.errors import RequestError
+from everystop.core.request import Request, RequestState
+from tests.core.harness import POLICIES, Harness, eos, make_request, make_scheduler
+
+ABORT_STATES = ("waiting", "forking", "running-prefill", "running-decode", "preempted", "in flight", "finished")
+STEPS_PER_EPISODE = 250
+
+
+def state_of(request: Request) -> str:
+    """The state of a request as the coverage counts it; "in flight" is a row on its way whatever else holds."""
+    if request.is_finished:
+        return "finished"
+    if request.state is not RequestState.RUNNING:
+        return str(request.state)
+    if request.num_in_flight:
+        return "in flight"
+    return "running-prefill" if request.is_prefilling else "running-decode"
+
+
+class Episode:
+    """One configuration under random traffic."""
+
+    def __init__(self, seed: str, policy: str, depth: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.block_size = rng.choice([1, 2, 3, 4, 8])
+        self.num_blocks = rng.randint(48, 160) // self.block_size + 2
+        self.max_num_seqs = rng.choice([1, 2, 4, 8, 12, 12])
+        self.context = rng.choice([24, 40, 64, 1000])
+        cap = rng.choice([None, None, 1, 5, 16])
+        self.harness = Harness(
+            make_scheduler(
+                policy=policy,
+                num_blocks=self.num_blocks,
+                block_size=self.block_size,
+                prefix_caching=rng.random() < 0.75,
+                batch_wait_ns=rng.choice([0, 3_500_000]),
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=rng.choice([1, 3, 6, 9, 17, 24, 40, 64]),
+                max_num_prefill_tokens=cap,
+                max_model_len=self.context,
+                max_preemptions=rng.choice([0, 2, 8]),
+            ),
+            depth=depth,
+        )
+        self.load = rng.choice([0.3, 0.8, 1.5, 3.0]) * self.max_num_seqs
+        self.prefixes = [[rng.randrange(64) for _ in range(rng.randint(1, 30))] for _ in range(3)]
+        self.abort_rate = rng.choice([0.0, 0.1, 0.4])
+        self.failure_rate = rng.choice([0.0, 0.0, 0.02])
+        self.ids = count()
+        self.aborts: Counter[str] = Counter()
+
+    def run(self, num_steps: int) -> None:
+        """Traffic for a number of turns, then the drain."""
+        for _ in range(num_steps):
+            self._arrive()
+            self._abort_some()
+            self._fail_some()
+            self.harness.turn()
+        self.harness.run(max_turns=self.drain_bound())
+
+    def drain_bound(self) -> int:
+        """Turns within which everything that is left must be done, however it is preempted.
+
+        The first in keep order never loses its blocks and gets a token at least every `num_running` steps, so each request's
+        whole length, computed once more for good, times the number that can take turns, bounds its time at the front.
+        """
+        scheduler = self.harness.scheduler
+        left = sum(r.num_prompt_tokens + r.max_tokens + 3 for r in scheduler.requests.values())
+        return left * self.max_num_seqs + 10
+
+    def _arrive(self) -> None:
+        scheduler, rng = self.harness.scheduler, self.rng
+        while len(scheduler.requests) < self.load and rng.random() < 0.6:
+            n = rng.choice([1, 1, 1, 2, 3])
+            first = next(self.ids)
+            choices = [first, *(next(self.ids) for _ in range(n - 1))]
+            prompt = self._prompt()
+            fields = self._fields(n, first)
+            for k, request_id in enumerate(choices):
+                request = make_request(request_id, prompt, choice_index=k, **fields)
+                try:
+                    self.harness.add(request)
+                except RequestError:
+                    assert request_id in self.harness.refused
+
+    def _prompt(self) -> list[int]:
+        rng = self.rng
+        earlier = list(self.harness.finished)
+        if earlier and rng.random() < 0.2:  # the next turn of a chat
+            last = self.harness.requests[rng.choice(earlier)]
+            return [*last.token_ids, rng.randrange(64)]
+        prefix = rng.choice(self.prefixes) if rng.random() < 0.6 else []
+        return [*prefix, *(rng.randrange(64) for _ in range(rng.randint(0 if prefix else 1, 25)))]
+
+    def _fields(self, n: int, first: int) -> dict[str, object]:
+        rng = self.rng
+        return {
+            "n": n,
+            "group_id": first,
+            "max_tokens": rng.choice([None, 1, 2, 5, 15, 30, 60]),
+            "min_tokens": rng.choice([0, 0, 4]),
+            "temperature": rng.choice([0.0, 1.0]),
+            "seed": rng.randrange(4),
+            "stop": rng.choice([(), (), ("s",)]),
+            "stop_token_ids": rng.choice([(), (), (5, 40)]),
+            "ignore_eos": rng.random() < 0.5,
+            "eos_token_ids": eos(),
+            "priority": rng.randrange(3),
+            "cache_salt": rng.choice(["", "", "", "a"]),
+            "logit_bias": rng.choice([(), (), ((3, 1.0),)]),
+        }
+
+    def _abort_some(self) -> None:
+        if self.rng.random() >= self.abort_rate:
+            return
+        scheduler = self.harness.scheduler
+        by_state: dict[str, list[int]] = {}
+        for request in scheduler.requests.values():
+            by_state.setdefault(state_of(request), []).append(request.request_id)
+        if self.harness.finished:
+            by_state["finished"] = [self.rng.choice(list(self.harness.finished)), 10**9]
+        # Rare states first, so that all are covered.
+        rare = [s for s in ABORT_STATES if s in by_state and s in ("forking", "preempted", "running-prefill")]
+        state = self.rng.choice(rare or sorted(by_state) or ["none"])
+        if state not in by_state:
+            return
+        request_id = self.rng.choice(by_state[state])
+        if self.rng.random() < 0.3 and request_id in scheduler.requests:
+            self._abort_before_execution(request_id)
+        else:
+            self.aborts[state] += 1
+            assert self.harness.abort(request_id) == (state != "finished")
+            assert not self.harness.abort(request_id), "a second abort changed something"
+
+    def _abort_before_execution(self, request_id: int) -> None:
+        """Abort between planning and execution, whatever the plan holds."""
+        self.harness.abort_before_execution.append(request_id)
+
+    def _fail_some(self) -> None:
+        if self.rng.random() < self.failure_rate and self.harness.scheduler.running:
+            self.harness.runner.fail[self.rng.choice(list(self.harness.scheduler.running))] = "nan_logits"
+
+
+def fuzz(num_steps: int, *, seed: int = 0) -> Counter[str]:
+    """At least `num_steps` steps over every policy and both depths; returns the coverage. Fails with the episode's seed."""
+    coverage: Counter[str] = Counter()
+    for episode in count():
+        if coverage["steps"] >= num_steps:
+            return coverage
+        policy, depth = POLICIES[episode % 4], episode // 4 % 2
+        name = f"{seed}:{episode}:{policy}:{depth}"
+        run = Episode(name, policy, depth)
+        try:
+            run.run(STEPS_PER_EPISODE)
+        except Exception as error:
+            error.add_note(f"fuzz episode {name!r}, after {run.harness.counts['steps']} steps")
+            raise
+        counts = run.harness.counts
+        coverage += counts
+        coverage["evictions"] += run.harness.scheduler.kv.pool.num_evicted
+        coverage[f"steps under {policy}"] += counts["steps"]
+        coverage[f"steps at depth {depth}"] += counts["steps"]
+        coverage["failed rows"] += counts["finished by error"]
+        for state in ABORT_STATES:
+            coverage[f"aborts while {state}"] += run.aborts[state]
+    raise AssertionError("unreachable")

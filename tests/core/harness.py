@@ -1,0 +1,294 @@
+"""Builders, a priority policy, and a harness that drives the step loop and checks every invariant after each step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
+from everystop.core.kv_cache import KVCache
+from everystop.core.plan import StepPlan, StepResult
+from everystop.core.policy import Continuous, Policy, Static, StaticPadded, View
+from everystop.core.request import FinishReason, Request, SamplingParams
+from everystop.core.scheduler import Limits, Scheduler
+from everystop.engine.loop import StepLoop, Turn
+from tests.core.hash_model import EOS, HashModelRunner, Solo, ends_stop_string, solo
+
+NS_PER_MS = 1_000_000
+POLICIES = ("continuous", "static", "static-padded", "priority")
+
+
+class Priority(Policy):
+    """Smaller `priority` first, displacing the tail; in the test tree only, to exercise `may_displace`."""
+
+    may_displace = True
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Request] = {}
+
+    def on_add(self, request: Request, view: View) -> None:
+        assert request.request_id not in self._waiting
+        self._waiting[request.request_id] = request
+
+    def on_admit(self, request: Request, view: View) -> None:
+        del self._waiting[request.request_id]
+
+    def on_remove(self, request: Request, view: View) -> None:
+        self._waiting.pop(request.request_id, None)
+
+    def pick(self, view: View) -> Request | None:
+        return min(self._waiting.values(), key=lambda r: self.keep_key(r, view), default=None)
+
+    def keep_key(self, request: Request, view: View) -> tuple[int, ...]:
+        return (request.priority, request.request_id)
+
+
+def make_policy(name: str, batch_wait_ns: int = 0) -> Policy:
+    """A policy by name, the test-only one included."""
+    static = {"static": Static, "static-padded": StaticPadded}
+    if name in static:
+        return static[name](batch_wait_ns)
+    return Priority() if name == "priority" else Continuous()
+
+
+def make_request(request_id: int, prompt: int | Sequence[int] = 8, **fields: Any) -> Request:
+    """A request; `prompt` is a length (then the tokens are its own) or tokens; sampling parameters go by their names."""
+    own = range(1000 * request_id, 1000 * request_id + prompt) if isinstance(prompt, int) else prompt
+    of_request = {name: fields.pop(name) for name in tuple(fields) if name in _REQUEST_FIELDS}
+    fields.setdefault("temperature", 0.0)
+    return Request(request_id, list(own), SamplingParams(**fields), **of_request)
+
+
+_REQUEST_FIELDS = {
+    "arrival_ns",
+    "eos_token_ids",
+    "group_id",
+    "choice_index",
+    "tenant",
+    "priority",
+    "cache_salt",
+    "adapter",
+    "block_keys",
+}
+
+
+def make_scheduler(
+    *,
+    policy: str | Policy = "continuous",
+    num_blocks: int = 64,
+    block_size: int = 16,
+    prefix_caching: bool = True,
+    batch_wait_ns: int = 0,
+    **limits: Any,
+) -> Scheduler:
+    """A scheduler over a small pool; `limits` are fields of `Limits`."""
+    kv = KVCache(num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=prefix_caching)
+    return Scheduler(Limits(**limits), kv, policy if isinstance(policy, Policy) else make_policy(policy, batch_wait_ns))
+
+
+class Harness:
+    """A scheduler, the hash model and the step loop in virtual time; every step takes 1 ms and is checked.
+
+    It keeps what a client would have received, and compares it with the oracle when the request ends.
+    """
+
+    def __init__(self, scheduler: Scheduler, *, depth: int = 0, is_checking: bool = True) -> None:
+        self.scheduler = scheduler
+        self.now_ns = 0
+        self.runner = HashModelRunner(
+            num_blocks=scheduler.kv.pool.num_blocks,
+            block_size=scheduler.kv.block_size,
+            before_execute=self._before_execute,
+        )
+        self.loop = StepLoop(scheduler, self.runner, lambda: self.now_ns, depth=depth, inspect=self._find_stops)
+        self.requests: dict[int, Request] = {}
+        self.received: dict[int, list[int]] = {}
+        self.finished: dict[int, FinishEvent] = {}
+        self.refused: set[int] = set()
+        self.plans: list[StepPlan] = []
+        self.events: list[Event] = []
+        self.counts: Counter[str] = Counter()
+        self.abort_before_execution: list[int] = []
+        self._solo: dict[int, Solo] = {}
+        self._is_checking = is_checking
+        self._counters = (0, 0)
+        self._waiting_since: dict[int, int] = {}
+
+    # ------------------------------------------------------------------ drive
+
+    def add(self, request: Request) -> Request:
+        """Add one request; a refusal propagates after its event has been taken."""
+        self.requests[request.request_id] = request
+        self.received[request.request_id] = []
+        prompt = list(request.token_ids)
+        try:
+            self.scheduler.add(request, self.now_ns)
+        except Exception:
+            self._take(self.scheduler.take_events())
+            raise
+        self._solo[request.request_id] = solo(
+            prompt,
+            request.params,
+            limit_tokens=self.scheduler.limit_tokens,
+            choice_index=request.choice_index,
+            eos_token_ids=request.eos_token_ids,
+        )
+        return request
+
+    def add_group(self, first_id: int, prompt: int | Sequence[int], n: int, **fields: Any) -> list[Request]:
+        """Add the n choices of one client request."""
+        tokens = list(range(1000 * first_id, 1000 * first_id + prompt)) if isinstance(prompt, int) else prompt
+        return [
+            self.add(make_request(first_id + k, tokens, n=n, group_id=first_id, choice_index=k, **fields)) for k in range(n)
+        ]
+
+    def abort(self, request_id: int) -> bool:
+        """Abort now and check that nothing broke."""
+        known = self.scheduler.abort(request_id, self.now_ns)
+        self._take(self.scheduler.take_events())
+        if self._is_checking:
+            self.scheduler.check_integrity()
+        return known
+
+    def turn(self) -> Turn:
+        """One turn of the loop, one millisecond, and all checks."""
+        turn = self.loop.turn()
+        self.now_ns += NS_PER_MS
+        if turn.wake_at_ns is not None:
+            self.now_ns = max(self.now_ns, turn.wake_at_ns)
+        self._take(turn.events)
+        if self._is_checking:
+            self._check(turn)
+        return turn
+
+    def run(self, max_turns: int = 10_000) -> int:
+        """Turn until no work is left; returns the number of plans with rows. Fails if `max_turns` do not suffice."""
+        before = sum(1 for plan in self.plans if plan.rows)
+        for _ in range(max_turns):
+            if not self.scheduler.has_work:
+                break
+            self.turn()
+        assert not self.scheduler.has_work, f"still at work after {max_turns} turns"
+        self.turn()  # takes back what is on its way at depth 1
+        self.check_drained()
+        return sum(1 for plan in self.plans if plan.rows) - before
+
+    def _before_execute(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
+        for request_id in self.abort_before_execution:
+            self.abort(request_id)
+        self.abort_before_execution.clear()
+
+    def _find_stops(self, plan: StepPlan, result: StepResult) -> None:
+        for row, tokens in zip(plan.rows, result.rows, strict=True):
+            if isinstance(tokens, str) or not self.requests[row.request_id].params.stop:
+                continue
+            if any(map(ends_stop_string, tokens)):
+                result.stopped[row.request_id] = "stop"
+
+    # ------------------------------------------------------------------ check
+
+    def _take(self, events: list[Event]) -> None:
+        self.events += events
+        for event in events:
+            if isinstance(event, StepEvent):
+                self._take_step(event)
+            elif isinstance(event, FinishEvent):
+                self._take_finish(event)
+            elif isinstance(event, AdmitEvent):
+                self.counts["prefix hits"] += event.num_cached_tokens > 0
+                self.counts["forks"] += event.forked_from >= 0
+                self.counts["resumes"] += event.resumed
+            elif isinstance(event, PreemptEvent):
+                self.counts["preemptions"] += 1
+            elif isinstance(event, RefuseEvent):
+                self.refused.add(event.request_id)
+            elif isinstance(event, ArrivalEvent):
+                assert event.request_id not in self.finished
+
+    def _take_step(self, event: StepEvent) -> None:
+        self.counts["steps"] += 1
+        self.counts["wasted rows"] += event.num_wasted_rows
+        for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
+            received = self.received[row.request_id]
+            received += tokens
+            expected = self._solo[row.request_id].token_ids
+            assert received == expected[: len(received)], f"request {row.request_id} diverged from what it yields alone"
+
+    def _take_finish(self, event: FinishEvent) -> None:
+        request_id = event.request_id
+        assert request_id not in self.finished, "a second terminal event"
+        self.finished[request_id] = event
+        self.counts[f"finished by {event.reason}"] += 1
+        request = self.requests[request_id]
+        assert event.reason is request.finish_reason
+        assert event.num_output_tokens == request.num_output_tokens
+
+    def _check(self, turn: Turn) -> None:
+        scheduler = self.scheduler
+        scheduler.check_integrity()
+        if turn.plan is None and scheduler.requests:  # I5: an idle turn with work left must say when to come back
+            assert turn.wake_at_ns is not None, "nothing was done though requests are left"
+        counters = (scheduler.kv.pool.num_evicted, scheduler.num_preemptions)
+        assert counters >= self._counters
+        self._counters = counters
+        for event in turn.events:
+            if isinstance(event, StepEvent):
+                self._check_gauges(event)
+
+    def _check_gauges(self, event: StepEvent) -> None:
+        scheduler = self.scheduler
+        pool = scheduler.kv.pool
+        assert event.num_running == sum(r.state == "running" for r in scheduler.requests.values())
+        assert event.num_waiting == sum(r.state != "running" for r in scheduler.requests.values())
+        assert event.num_free_blocks == sum(count == 0 for count in pool.ref_count)
+        assert event.num_cached_blocks == sum(
+            count == 0 and pool.is_published(block) for block, count in enumerate(pool.ref_count)
+        )
+
+    def check_drained(self) -> None:
+        """After the last request: every block free, every slot free, one end each, every answer the oracle's."""
+        scheduler = self.scheduler
+        assert not scheduler.requests
+        assert not scheduler.running
+        assert not scheduler.held
+        assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_blocks
+        assert not self.runner.known_requests
+        assert self.finished.keys() | self.refused == self.requests.keys()
+        for request_id, event in self.finished.items():
+            expected = self._solo[request_id]
+            if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
+                assert self.received[request_id] == expected.token_ids
+                assert event.reason is expected.reason
+            assert len(self.received[request_id]) == event.num_output_tokens
+
+    # ---------------------------------------------------------------- queries
+
+    def output(self, request_id: int) -> list[int]:
+        """Tokens that the client has received."""
+        return self.received[request_id]
+
+    def steps_of(self, request_id: int) -> list[int]:
+        """Indices of the executed plans that brought the request a token."""
+        steps = [e for e in self.events if isinstance(e, StepEvent)]
+        return [
+            i
+            for i, event in enumerate(steps)
+            for row, tokens in zip(event.plan.rows, event.tokens, strict=True)
+            if row.request_id == request_id and tokens
+        ]
+
+    def num_computed_tokens(self, request_id: int | None = None) -> int:
+        """Tokens computed in all executed plans, of one request or of all."""
+        return sum(
+            row.num_tokens
+            for plan in self.plans
+            for row in plan.rows
+            if request_id is None or row.request_id == request_id
+        )
+
+
+def eos() -> tuple[int, ...]:
+    """The end-of-sequence ids of the hash model."""
+    return (EOS,)
