@@ -1,0 +1,256 @@
+"""The CPU runner: carries step plans to the native decoder and its tokens back; owns the decoder, knows no scheduling.
+
+One native call computes a whole step with the interpreter lock released. Per-request state lives in the decoder, keyed
+by request id.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from everystop.core.plan import Admitted, StepPlan, StepResult, TokenLogprobs
+from everystop.core.request import SamplingParams
+from everystop.model.spec import DecoderSpec, Float32Array, rope_frequencies
+from everystop.model.weights import LoadedModel
+
+NOT_FINITE = "logits_not_finite"
+"""The failure code of a row whose logits hold a NaN or an infinity, or whose tokens are all masked."""
+
+_NO_TOKENS: tuple[int, ...] = ()
+_NO_COPIES = np.empty((0, 2), dtype=np.int32)
+_PROBE_ID = -1  # never a scheduler's id
+
+
+def bytes_per_block(spec: DecoderSpec, block_size: int, dtype: str) -> int:
+    """Bytes of one block of the KV cache over all layers: float32 elements in float32 mode, float16 in int8 mode.
+
+    Rows of values are padded to a multiple of 16. Example, SmolLM2-135M in int8 mode, 32 tokens: 30 layers · 3 heads ·
+    32 tokens · (64 + 64) · 2 bytes = 720 KiB.
+    """
+    value_stride = (spec.head_dim + 15) // 16 * 16
+    elements = spec.num_kv_heads * block_size * (spec.head_dim + value_stride)
+    return spec.num_layers * elements * (4 if dtype == "float32" else 2)
+
+
+class NativeRunner:
+    """Executes step plans on the native decoder; see `ModelRunner`. One thread at a time may call it.
+
+    `num_valid_tokens` are the ids that may be sampled (default: all rows of the embedding). `max_num_batched_tokens`
+    and `max_num_seqs` size the scratch: a plan beyond them raises ValueError, as does any plan that names unknown
+    requests or blocks.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        num_threads: int,
+        num_valid_tokens: int | None = None,
+    ) -> None:
+        from everystop import _native
+
+        spec = model.spec
+        inv_freq, rope_factor = rope_frequencies(spec)
+        self.num_valid_tokens = num_valid_tokens or spec.vocab_size
+        self._num_blocks, self._block_size = num_blocks, block_size
+        self._max_num_batched_tokens = max_num_batched_tokens
+        config = {
+            "dtype": model.dtype,
+            "num_layers": spec.num_layers,
+            "hidden_size": spec.hidden_size,
+            "intermediate_size": spec.intermediate_size,
+            "num_heads": spec.num_heads,
+            "num_kv_heads": spec.num_kv_heads,
+            "head_dim": spec.head_dim,
+            "vocab_size": spec.vocab_size,
+            "num_valid_tokens": self.num_valid_tokens,
+            "rms_norm_eps": spec.rms_norm_eps,
+            "inv_freq": np.ascontiguousarray(inv_freq, dtype=np.float32),
+            "rope_factor": rope_factor,
+            "num_blocks": num_blocks,
+            "block_size": block_size,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_num_seqs": max_num_seqs,
+            "num_threads": num_threads,
+        }
+        self._decoder: Any = _native.Decoder(config, model.weights)
+        self._on_board: set[int] = set()
+        self._wants_logprobs: set[int] = set()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step: bookkeeping, block copies, forward pass and sampling."""
+        began_ns = time.monotonic_ns()
+        self._follow(plan)
+        num_rows = len(plan.rows)
+        flat = np.fromiter(chain.from_iterable(plan.rows), dtype=np.int64, count=5 * num_rows)
+        copies = np.array(plan.copies, dtype=np.int32) if plan.copies else _NO_COPIES
+        tokens = self._decoder.step(flat.reshape(num_rows, 5), copies, plan.num_padded_rows).tolist()
+        rows: list[tuple[int, ...] | str] = [
+            (token,) if token >= 0 else _NO_TOKENS if token == -1 else NOT_FINITE for token in tokens
+        ]
+        result = StepResult(rows=rows)
+        if self._wants_logprobs:
+            self._collect_logprobs(plan, tokens, result)
+        result.execute_ns = time.monotonic_ns() - began_ns
+        return result
+
+    def close(self) -> None:
+        """Release threads, cache and weights; nothing can be executed afterwards."""
+        self._decoder = None
+
+    def _follow(self, plan: StepPlan) -> None:
+        """Bring the decoder's requests and block tables up to the plan."""
+        for request_id in chain(plan.released, plan.preempted):
+            self._decoder.release(request_id)
+            self._on_board.discard(request_id)
+            self._wants_logprobs.discard(request_id)
+        for admitted in plan.admitted:
+            self._admit(admitted)
+        for new in plan.new_blocks:
+            self._decoder.set_blocks(new.request_id, new.first_index, new.block_ids)
+
+    def _admit(self, admitted: Admitted) -> None:
+        request_id, params = admitted.request_id, admitted.params
+        settings = sampling_settings(params, admitted.choice_index, admitted.stop_token_ids, self.num_valid_tokens)
+        token_ids = np.array(admitted.token_ids, dtype=np.int32)
+        table = np.array(admitted.block_table, dtype=np.int32)
+        self._decoder.admit(request_id, token_ids, admitted.num_prompt_tokens, settings, table)
+        self._on_board.add(request_id)
+        if params.logprobs is not None:
+            self._wants_logprobs.add(request_id)
+
+    def _collect_logprobs(self, plan: StepPlan, tokens: list[int], result: StepResult) -> None:
+        num_kept = len(plan.rows) - plan.num_padded_rows
+        for index, (row, token) in enumerate(zip(plan.rows[:num_kept], tokens[:num_kept], strict=True)):
+            if token >= 0 and row.request_id in self._wants_logprobs:
+                result.logprobs[row.request_id] = [TokenLogprobs(*self._decoder.logprobs(index))]
+
+    # ------------------------------------------------------ apart from plans
+
+    def logits(self, token_ids: Sequence[int]) -> Float32Array:
+        """Logits [T, num_valid_tokens] after each of T tokens, computed in chunks of `max_num_batched_tokens`.
+
+        Uses the cache's blocks from 0 on: only while no request is on board.
+        """
+        assert not self._on_board, "the cache belongs to the requests on board"
+        num_tokens = len(token_ids)
+        num_needed = -(-num_tokens // self._block_size)
+        if num_needed > self._num_blocks:
+            raise ValueError(f"{num_tokens:,} tokens need {num_needed:,} blocks; the cache has {self._num_blocks:,}")
+        settings = sampling_settings(SamplingParams(temperature=0.0), 0, (), self.num_valid_tokens)
+        ids = np.array(token_ids, dtype=np.int32)
+        self._decoder.admit(_PROBE_ID, ids, num_tokens, settings, np.arange(num_needed, dtype=np.int32))
+        try:
+            step = self._max_num_batched_tokens
+            chunks = [
+                self._decoder.forward(np.array([[_PROBE_ID, start, min(step, num_tokens - start), 0, 0]]))
+                for start in range(0, num_tokens, step)
+            ]
+        finally:
+            self._decoder.release(_PROBE_ID)
+        return np.concatenate(chunks)
+
+    def log_likelihoods(self, token_ids: Sequence[int], window: int) -> npt.NDArray[np.float64]:
+        """Natural log-probability of each token but the first of its window of `window` tokens, [T - num_windows].
+
+        The perplexity of a text is exp(-mean) of these.
+        """
+        parts = []
+        for start in range(0, len(token_ids), window):
+            ids = np.array(token_ids[start : start + window])
+            logits = self.logits(ids.tolist())[:-1].astype(np.float64)
+            logits -= logits.max(axis=1, keepdims=True)
+            chosen = np.take_along_axis(logits, ids[1:, None], axis=1)[:, 0]
+            parts.append(chosen - np.log(np.exp(logits).sum(axis=1)))
+        return np.concatenate(parts)
+
+
+def sampling_settings(
+    params: SamplingParams, choice_index: int, stop_token_ids: Sequence[int], num_valid_tokens: int
+) -> dict[str, Any]:
+    """`params` in the native module's words; stop ids that can never be sampled are left out."""
+    return {
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "seed": (params.seed or 0) % 2**64,
+        "choice_index": choice_index,
+        "min_tokens": params.min_tokens,
+        "num_logprobs": -1 if params.logprobs is None else params.logprobs,
+        "stop_token_ids": [i for i in stop_token_ids if i < num_valid_tokens],
+        "logit_bias": list(params.logit_bias),
+        "allowed_token_ids": None if params.allowed_token_ids is None else list(params.allowed_token_ids),
+    }
+
+
+# ------------------------------------------------------------------ threads
+
+
+def default_num_threads(root: Path = Path("/")) -> int:
+    """Threads worth starting: the least of physical cores, this process's affinity and its cgroup's CPU quota.
+
+    `root` is where /proc and /sys are looked for.
+    """
+    allowed = os.sched_getaffinity(0)
+    limits = [len(allowed), _num_physical_cores(allowed, root)]
+    quota = _cgroup_quota(root)
+    if quota is not None:
+        limits.append(int(quota))
+    return max(1, min(limits))
+
+
+def _num_physical_cores(cpus: set[int], root: Path) -> int:
+    """Cores behind `cpus`: two hyper-threads of one core count once; unknown ones count as a core each."""
+    cores = set()
+    for cpu in cpus:
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        package, core = _read(topology / "physical_package_id"), _read(topology / "core_id")
+        cores.add((package, core) if core else ("", f"cpu{cpu}"))
+    return len(cores)
+
+
+def _cgroup_quota(root: Path) -> float | None:
+    """CPUs that the cgroup of this process or one above it grants, None for no limit; versions 2 and 1."""
+    quotas = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for folder in (*Path(path).parents, Path(path)):
+            name = str(folder).lstrip("/")
+            if not controllers:
+                quotas.append(_quota_v2(_read(root / "sys/fs/cgroup" / name / "cpu.max")))
+            elif "cpu" in controllers.split(","):
+                base = root / "sys/fs/cgroup/cpu" / name
+                quotas.append(_quota_v1(_read(base / "cpu.cfs_quota_us"), _read(base / "cpu.cfs_period_us")))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota_v2(text: str) -> float | None:
+    quota, _, period = text.partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _quota_v1(quota: str, period: str) -> float | None:
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
