@@ -70,6 +70,7 @@ ALLOWED = {
         "everystop.model",
         "everystop.observe",
         "everystop.config",
+        "everystop.core.events",
         "everystop.core.plan:TokenLogprobs",
         PARAMS,
         ERRORS,

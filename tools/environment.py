@@ -32,7 +32,7 @@ TORCH = "torch==2.13.0"
 NO_NETWORK = re.compile(
     r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|Connection refused|"
     r"Network is unreachable|name resolution|Name or service not known|dns error|error sending request|timed out|"
-    r"SSLError",
+    r"SSLError|\(from versions: none\)",
     re.IGNORECASE,
 )
 
@@ -52,6 +52,13 @@ class CommandFailed(Exception):
         """The line that says most: the first that speaks of an error, else the last."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()] or ["no message"]
         return next((line for line in lines if re.match(r"error|\w*Error", line)), lines[-1])
+
+    def telling_lines(self) -> list[str]:
+        """The first lines that name an error, each with the two after it (a compiler shows the place there)."""
+        lines = self.output.splitlines()
+        starts = [index for index, line in enumerate(lines) if re.search(r"\berror\b", line, re.IGNORECASE)][:4]
+        chosen = sorted({index for start in starts for index in range(start, start + 3)})
+        return [lines[index] for index in chosen if index < len(lines)] or lines[-10:]
 
 
 def main(arguments: list[str]) -> int:
@@ -240,7 +247,7 @@ def pip(*arguments: str) -> None:
                 "no package index can be reached: connect to the network, or name a mirror in PIP_INDEX_URL "
                 f"(what pip said: {LOG})"
             ) from failure
-        print(*failure.output.splitlines()[-15:], sep="\n", file=sys.stderr)
+        print(*failure.telling_lines(), sep="\n", file=sys.stderr)
         raise SetupError(f"`{shlex.join(command[1:5])} …` failed; its whole output is in {LOG}") from failure
 
 
