@@ -76,22 +76,25 @@ class ChatTemplate:
             )
         plain = [_checked_message(message, index) for index, message in enumerate(messages)]
         guard = _free_guard((plain, tools, variables))
-        guarded = self._guarding.guard((plain, tools, dict(variables or {})), guard)
-        text = self._render_guarded(*guarded, add_generation_prompt)
-        return RenderedPrompt(text=text, guard=guard)
+        values = {
+            "bos_token": self._bos_token,
+            "eos_token": self._eos_token,
+            **self._guarding.guard(dict(variables or {}), guard),
+            "messages": self._guarding.guard(plain, guard),
+            "tools": self._guarding.guard(tools, guard),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return RenderedPrompt(text=_run(self._template, values), guard=guard)
 
-    def _render_guarded(self, messages: Any, tools: Any, variables: Any, add_generation_prompt: bool) -> str:
-        assert self._template is not None
-        values = {"bos_token": self._bos_token, "eos_token": self._eos_token} | variables
-        try:
-            return self._template.render(
-                values | {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-            )
-        except Exception as error:  # whatever a template does wrong is this request's failure alone
-            reason = str(error) or type(error).__name__
-            raise ChatTemplateError(
-                f"the chat template refused the messages: {reason}", param="messages", code="chat_template_error"
-            ) from error
+
+def _run(template: jinja2.Template, values: Mapping[str, Any]) -> str:
+    try:
+        return template.render(values)
+    except Exception as error:  # whatever a template does wrong is this request's failure alone
+        reason = str(error) or type(error).__name__
+        raise ChatTemplateError(
+            f"the chat template refused the messages: {reason}", param="messages", code="chat_template_error"
+        ) from error
 
 
 def load_chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer, override: Path | None = None) -> ChatTemplate:

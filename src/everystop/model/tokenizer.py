@@ -177,7 +177,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encoded]
 
     def _encode_runs(self, prompt: RenderedPrompt) -> list[int]:
-        """Cut at the template's control tokens; what lies between is encoded as a whole, so merges cross no new border."""
+        """Cut at the template's control tokens, and nowhere else: merges are those of the whole text."""
         pieces: list[int | None] = []
         runs: list[str] = []
         later: list[str] = []
@@ -194,7 +194,7 @@ class Tokenizer:
             pieces.append(self._control_ids[match[0]])
             position = match.end()
         add_run(position, len(prompt.text))
-        encoded = iter([*self._encode_plain(self._inner, runs), *self._encode_plain(self._for_later_runs(), later)])
+        encoded = iter([*self._encode_plain(self._inner, runs), *self._encode_plain(self._later(), later)])
         ids: list[int] = []
         for piece in pieces:
             ids.extend(next(encoded) if piece is None else (piece,))
@@ -213,7 +213,7 @@ class Tokenizer:
             self._exact.encode_special_tokens = False
         return self._encode_plain(self._exact, [text])[0]
 
-    def _for_later_runs(self) -> tokenizers.Tokenizer:
+    def _later(self) -> tokenizers.Tokenizer:
         """The tokenizer for text behind a control token: without the blank that some put before a text only."""
         if not self._decoding.prefixes_first_only:
             return self._inner
