@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "dequantize.hpp"
 #include "isa.hpp"
 #include "linear.hpp"
+#include "linear_kernels.hpp"
 #include "quantize.hpp"
 
 namespace nb = nanobind;
@@ -217,6 +219,26 @@ std::vector<int64_t> py_measure_linear(const std::string& dtype_name, const std:
   return durations;
 }
 
+double py_measure_peak(int num_threads) {
+  constexpr int64_t kIterations = 2'000'000;
+  const auto dot_in_registers = linear_kernels().dot_in_registers;
+  if (dot_in_registers == nullptr) return 0;
+  ThreadTeam team(num_threads);
+  nb::gil_scoped_release release;
+  double best = 0;
+  for (int repeat = 0; repeat < 10; ++repeat) {
+    std::atomic<int64_t> num_products{0};
+    const auto start = std::chrono::steady_clock::now();
+    team.run(num_threads, [&](int64_t, int) {
+      int32_t sink = 0x01010101;
+      num_products += dot_in_registers(kIterations, &sink);
+    });
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    best = std::max(best, 2.0 * static_cast<double>(num_products.load()) / elapsed.count());
+  }
+  return best;
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& m) {
@@ -247,6 +269,9 @@ void bind_linear(nb::module_& m) {
         "Bytes of a row of k values of a GGML type id.");
   m.def("dequantize", &py_dequantize, "type"_a, "raw"_a.noconvert(), "n"_a, "k"_a, "num_threads"_a = 1,
         "float32 [n, k] from the raw bytes of a GGML tensor.");
+  m.def("measure_peak", &py_measure_peak, "num_threads"_a,
+        "The best int8 operations a second that this path's dot instructions reach in registers; 0 where it "
+        "has none.");
   m.def(
       "measure_linear", &py_measure_linear, "dtype"_a, "layers"_a, "num_threads"_a, "repeats"_a,
       "Nanoseconds of each of `repeats` walks over layers of (packed, n, k, m rows), activations included.");

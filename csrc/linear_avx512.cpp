@@ -166,11 +166,24 @@ void quantize_tile(const float* x, int64_t ldx, int rows, int64_t k, uint8_t* ac
   }
 }
 
+int64_t dot_in_registers(int64_t iterations, int32_t* sink) {
+  const __m512i operand = _mm512_set1_epi32(*sink);
+  __m512i sum[12];
+  for (__m512i& s : sum) s = operand;
+  for (int64_t i = 0; i < iterations; ++i) {
+    for (__m512i& s : sum) s = _mm512_dpbusd_epi32(s, operand, operand);
+  }
+  for (const __m512i& s : sum) *sink += _mm512_reduce_add_epi32(s);
+  return iterations * 12 * 64;
+}
+
 }  // namespace
 
 const LinearKernels& linear_kernels_avx512() {
-  static constexpr LinearKernels kernels{"int8-g64-u8x32-v1", "float32-x32-v1", kMaxRows,    128,
-                                         quantize_tile,       int8_tile,        float32_tile};
+  static constexpr LinearKernels kernels{
+      "int8-g64-u8x32-v1", "float32-x32-v1", kMaxRows,  128,
+      dot_in_registers,    quantize_tile,    int8_tile, float32_tile,
+  };
   return kernels;
 }
 

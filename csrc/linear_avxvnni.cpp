@@ -18,8 +18,10 @@ __m256i dot_quad(__m256i sum, __m256i weights, __m256i activations) {
 namespace everystop {
 
 const LinearKernels& linear_kernels_avxvnni() {
-  static constexpr LinearKernels kernels{"int8-g64-u8x32-v1", "float32-x32-v1", kMaxRows,    kWeightOffset,
-                                         quantize_tile,       int8_tile,        float32_tile};
+  static constexpr LinearKernels kernels{
+      "int8-g64-u8x32-v1", "float32-x32-v1", kMaxRows,  kWeightOffset,
+      dot_in_registers,    quantize_tile,    int8_tile, float32_tile,
+  };
   return kernels;
 }
 

@@ -46,6 +46,9 @@ struct LinearKernels {
   const char* float32_layout;
   int max_tile_rows;
   int weight_offset;
+  // Runs `iterations` of 12 independent byte dot products in registers, the most this path can do, into
+  // `sink`; returns the multiply-adds done. For benchmarks; null on the portable path.
+  int64_t (*dot_in_registers)(int64_t iterations, int32_t* sink);
   // Quantises `rows` rows of x [rows, k], ldx floats apart, into one tile of activations.
   void (*quantize_tile)(const float* x, int64_t ldx, int rows, int64_t k, uint8_t* activations);
   void (*int8_tile)(const WeightGroup* weights, const uint8_t* activations, int rows, int64_t num_groups,

@@ -159,5 +159,24 @@ void quantize_tile(const float* x, int64_t ldx, int rows, int64_t k, uint8_t* ac
   }
 }
 
+int64_t dot_in_registers(int64_t iterations, int32_t* sink) {
+  __m256i weights = _mm256_set1_epi32(*sink);
+  const __m256i activations = weights;
+  __m256i sum[12];
+  for (__m256i& s : sum) s = weights;
+  for (int64_t i = 0; i < iterations; ++i) {
+    for (__m256i& s : sum) {
+      asm("" : "+x"(weights));  // or what is the same for each sum is computed once
+      s = dot_quad(s, weights, activations);
+    }
+  }
+  alignas(32) int32_t lanes[8];
+  for (const __m256i& s : sum) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), s);
+    for (int32_t lane : lanes) *sink ^= lane;
+  }
+  return iterations * 12 * 32;
+}
+
 }  // namespace
 }  // namespace everystop

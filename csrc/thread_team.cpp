@@ -128,7 +128,7 @@ bool ThreadTeam::wait_for_work() {
 void ThreadTeam::wait_until_done(int64_t num_tiles) {
   for (int spins = 0; num_done_.load(std::memory_order_acquire) != num_tiles; ++spins) {
     // A thread that holds a tile may have lost its core to this spin.
-    if (spins > 4000) std::this_thread::yield();
+    if (spins > 500) std::this_thread::yield();
     pause_cpu();
   }
 }
