@@ -10,7 +10,7 @@ from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, 
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import Continuous, Policy, Static, StaticPadded, View
-from everystop.core.request import FinishReason, Request, SamplingParams
+from everystop.core.request import FinishReason, Request, RequestState, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.loop import StepLoop, Turn
 from tests.core.hash_model import EOS, HashModelRunner, Solo, ends_stop_string, solo
@@ -87,6 +87,17 @@ def make_scheduler(
     return Scheduler(Limits(**limits), kv, policy if isinstance(policy, Policy) else make_policy(policy, batch_wait_ns))
 
 
+def state_of(request: Request | None) -> str:
+    """The state of a request as the coverage counts it; "in flight" is a row on its way whatever else holds."""
+    if request is None or request.is_finished:
+        return "finished or unknown"
+    if request.state is not RequestState.RUNNING:
+        return str(request.state)
+    if request.num_in_flight:
+        return "in flight"
+    return "running-prefill" if request.is_prefilling else "running-decode"
+
+
 class Harness:
     """A scheduler, the hash model and the step loop in virtual time; every step takes 1 ms and is checked.
 
@@ -144,8 +155,12 @@ class Harness:
         ]
 
     def abort(self, request_id: int) -> bool:
-        """Abort now and check that nothing broke."""
+        """Abort now, once more for good measure, and check that nothing broke."""
+        request = self.scheduler.requests.get(request_id)
+        self.counts[f"aborts while {state_of(request)}"] += 1
         known = self.scheduler.abort(request_id, self.now_ns)
+        assert known == (request is not None)
+        assert not self.scheduler.abort(request_id, self.now_ns), "a second abort changed something"
         self._take(self.scheduler.take_events())
         if self._is_checking:
             self.scheduler.check_integrity()

@@ -452,16 +452,14 @@ class Scheduler:
         have: int = 0,
     ) -> None:
         """Note why the picked request stays behind; a policy that displaces costs the tail its place, for the next
-        step.
+        step. Not in a step that has admitted someone, who may have matched the blocks that the tail was to fill in it.
         """
         self._note_wait(picked.request_id, reason, now_ns, need, have)
-        if not self.policy.may_displace or not self.running:
+        if not self.policy.may_displace or not self.running or plan.admitted:
             return
         view = self._look(now_ns)
         tail = max(self.running.values(), key=lambda r: self._keep_key(r, view))
-        if self._keep_key(picked, view) < self._keep_key(tail, view) and tail.request_id not in {
-            a.request_id for a in plan.admitted
-        }:
+        if self._keep_key(picked, view) < self._keep_key(tail, view):
             self._preempt(tail, plan, chunks, now_ns)
             chunks[:] = [c for c in chunks if c.request is not tail]
 
