@@ -22,12 +22,14 @@ NATIVE = "everystop._native"
 ERRORS = "everystop.core.errors"
 PROTOCOL = "everystop.runner:ModelRunner"
 PARAMS = "everystop.core.request:SamplingParams"
+LOGPROBS = "everystop.core.plan:TokenLogprobs"
+STARTERS = {"everystop.assembly", "everystop.config", "everystop.model", LOGPROBS, PARAMS, ERRORS}
 ALLOWED = {
     "everystop": {"everystop.cli", "everystop.engine.llm", PARAMS},
     "everystop.config": {ERRORS},
     "everystop.core": set(),
     "everystop.observe": {"everystop.core.events", "everystop.core.request:FinishReason", ERRORS},
-    "everystop.model": {ERRORS, "everystop.config", NATIVE},
+    "everystop.model": {ERRORS, NATIVE},
     "everystop.runner": {"everystop.core.plan", PARAMS, ERRORS},
     "everystop.runner.native": {
         "everystop.model",
@@ -39,7 +41,8 @@ ALLOWED = {
     },
     "everystop.engine": {"everystop.core", "everystop.engine.loop", PROTOCOL, "everystop.config"},
     "everystop.engine.loop": {"everystop.core", PROTOCOL},
-    # The one place where scheduler, runner and model meet, and the two ways to use the engine without a server.
+    # The one place where scheduler, runner and model meet, and what starts from there: the server, and the two ways
+    # to use the engine without one.
     "everystop.assembly": {
         "everystop.core",
         "everystop.config",
@@ -47,31 +50,16 @@ ALLOWED = {
         "everystop.model",
         "everystop.runner",
     },
-    "everystop.engine.llm": {
-        "everystop.assembly",
-        "everystop.engine",
-        "everystop.config",
-        "everystop.model",
-        PARAMS,
-        ERRORS,
-    },
-    "everystop.engine.batch": {
-        "everystop.assembly",
-        "everystop.engine",
-        "everystop.server",
-        "everystop.config",
-        "everystop.model",
-        PARAMS,
-        ERRORS,
-    },
+    "everystop.engine.llm": {*STARTERS, "everystop.engine"},
+    "everystop.engine.batch": {*STARTERS, "everystop.engine", "everystop.server"},
+    "everystop.server.app": {*STARTERS, "everystop.engine", "everystop.server", "everystop.observe"},
     "everystop.server": {
-        "everystop.assembly",
         "everystop.engine",
-        "everystop.model",
+        "everystop.model.tokenizer",
         "everystop.observe",
         "everystop.config",
         "everystop.core.events",
-        "everystop.core.plan:TokenLogprobs",
+        LOGPROBS,
         PARAMS,
         ERRORS,
     },
@@ -146,6 +134,8 @@ def test_imports_point_one_way() -> None:
         ("everystop.core.scheduler", "everystop.config", "Config"),
         ("everystop.server.app", "everystop.core.scheduler", "Scheduler"),
         ("everystop.server.app", "everystop.core.request", "Request"),
+        ("everystop.server.routes", "everystop.server.app", "serve"),
+        ("everystop.server.routes", "everystop.model.weights", "load_model"),
         ("everystop.engine.loop", "everystop.config", "Config"),
         ("everystop.engine.engine", "everystop.runner.native", "NativeRunner"),
         ("everystop.engine.engine", "everystop.server.app", "serve"),
