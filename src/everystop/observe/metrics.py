@@ -149,7 +149,11 @@ class Metrics:
             except IndexError:
                 return
             for event in events:
-                self._count(event)
+                if not isinstance(event, FinishEvent):
+                    self._count(event)
+            for event in events:  # ends stand before the step that brought the last token
+                if isinstance(event, FinishEvent):
+                    self._count_finish(event)
 
     def forget_running(self) -> None:
         """The engine has died: nothing runs or waits any more."""
@@ -180,8 +184,6 @@ class Metrics:
                 self.num_prompt_tokens += event.num_prompt_tokens
         elif isinstance(event, AdmitEvent):
             self._count_admission(event)
-        elif isinstance(event, FinishEvent):
-            self._count_finish(event)
         elif isinstance(event, PreemptEvent):
             self.num_preemptions += 1
             self.num_preempted_tokens += event.num_lost_tokens

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.server.errors import ClientGone, GenerationFailed, Overloaded
-from everystop.server.texts import ChoiceText, Piece, TextDecoder
+from everystop.server.texts import ChoiceText, Part, TextDecoder
 
 
 class EngineLike(Protocol):
@@ -34,14 +34,6 @@ class Texts(Protocol):
 
     def text_decoder(self) -> TextDecoder:
         """A fresh incremental decoder."""
-
-
-class Part(NamedTuple):
-    """Something new for the client: a piece of choice number `choice`, or its end."""
-
-    choice: int
-    piece: Piece | None
-    finish_reason: str | None = None
 
 
 class Generation:
@@ -152,19 +144,16 @@ class Board:
             generation.fail(error)
 
     async def parts(self, generation: Generation) -> Iterator[Part]:
-        """The news since the last call; empty once all choices have ended.
+        """The news since the last call.
 
-        Raises RequestError (refused by the engine), GenerationFailed, or what ended the generation from outside.
+        Raises what ended the generation from outside; the iterator raises RequestError (refused by the engine) or
+        GenerationFailed after all that came before.
         """
-        if generation.num_unfinished == 0:
-            return iter(())
-        outputs = await generation.outputs()
-        for output in outputs:
-            _raise_failure(output)
-        return self._read(generation, outputs)
+        return self._read(generation, await generation.outputs())
 
     def _read(self, generation: Generation, outputs: list[StepOutput]) -> Iterator[Part]:
         for output in outputs:
+            _raise_failure(output)
             choice = generation.by_id[output.request_id]
             if choice.finish_reason is None:
                 yield from self._take(generation, choice, output)

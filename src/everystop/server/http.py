@@ -1,10 +1,8 @@
-"""The HTTP edge: the listening socket, bounds on what a client may send, and uvicorn without its signal handling."""
+"""The HTTP edge: bounds on what a client may send, and uvicorn without its signal handling."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import socket
 from collections.abc import Iterator
 
 import uvicorn
@@ -12,35 +10,12 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from everystop.core.errors import ConfigError
 from everystop.server.errors import BodyTooLarge
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BODY_BYTES = 32 * 1024 * 1024
 KEEP_ALIVE_S = 65
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; raises ConfigError when the address cannot be had, such as for a port that is taken."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}: {error.strerror or error}; choose another --host") from None
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(2048)
-        sock.setblocking(False)
-    except OSError as error:
-        sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} on {host} is taken; stop what uses it or choose another --port") from None
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port"
-        ) from None
-    return sock
 
 
 async def read_body(request: Request) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from everystop.server.errors import error_object
-from everystop.server.texts import Piece, TokenInfo
+from everystop.server.texts import Part, Piece, TokenInfo
 
 DONE = b"data: [DONE]\n\n"
 
@@ -60,6 +60,13 @@ class ReplyWriter:
     def first_event(self, index: int) -> bytes:
         """What opens choice `index` before its first piece."""
         raise NotImplementedError
+
+    def event(self, part: Part) -> bytes:
+        """The event of a piece or an end."""
+        if part.piece is not None:
+            return self.piece_event(part.choice, part.piece)
+        assert part.finish_reason is not None
+        return self.finish_event(part.choice, part.finish_reason)
 
     def piece_event(self, index: int, piece: Piece) -> bytes:
         """One piece as one event; characters outside ASCII are escaped, so no client sees a foreign line end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop import __version__
 from everystop.core.errors import EverystopError, RequestError
+from everystop.core.request import SamplingParams
 from everystop.observe.metrics import render
 from everystop.server import protocol
 from everystop.server.auth import KeyGuard
@@ -117,7 +119,8 @@ class Endpoints:
         prompts = await self._encode(model, parsed)
         self._state.check_open()
         board = self._state.board
-        generation = board.open(prompts, parsed.params, parsed.cache_salt)
+        params = _with_default_length(parsed.params, prompts, model.limits)
+        generation = board.open(prompts, params, parsed.cache_salt)
         reply = StreamReply if parsed.stream else WholeReply
         return reply(board, generation, _writer(parsed), parsed.params.n)
 
@@ -169,6 +172,14 @@ def _encode(model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
     if not all(encoded):
         raise RequestError("the prompt has no tokens; send at least one", param="prompt", code="empty_prompt")
     return encoded
+
+
+def _with_default_length(params: SamplingParams, prompts: list[tuple[int, ...]], limits: Limits) -> SamplingParams:
+    """Where a request is silent, the model's recommended output length, as far as it fits; else all that fits."""
+    default = limits.defaults.max_tokens
+    if params.max_tokens is not None or default is None:
+        return params
+    return replace(params, max_tokens=max(1, min(default, limits.max_model_len - max(map(len, prompts)))))
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from everystop.core.errors import Draining, EngineDead
-from everystop.core.events import Event
 from everystop.engine.messages import StepOutput
 from everystop.observe.metrics import Metrics
 from everystop.server.board import Board, EngineLike, Texts
@@ -25,7 +24,7 @@ class ServedEngine(EngineLike, Protocol):
     """The engine as the server sees it; see `engine.engine.Engine`."""
 
     on_outputs: Callable[[list[StepOutput]], None]
-    on_events: Callable[[list[Event]], None]
+    on_events: Callable[[list[Any]], None]
     on_failure: Callable[[BaseException], None]
     heartbeat_ns: int
     is_idle: bool

@@ -94,22 +94,23 @@ class StreamReply(Reply):
                 logger.error("unforeseen error in a stream", exc_info=error)
             await send({"type": "http.response.body", "body": error_event(error) + DONE})
 
+    async def _send_events(self, send: Send, events: list[bytes]) -> None:
+        if not self._started:
+            await self._start(send, SSE_HEADERS)
+        await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+
     async def _stream(self, send: Send) -> None:
         generation, writer = self._generation, self._writer
         opened: set[int] = set()
         while generation.num_unfinished:
             events: list[bytes] = []
-            for part in await self._board.parts(generation):
-                if part.choice not in opened:
-                    opened.add(part.choice)
-                    events.append(writer.first_event(part.choice))
-                if part.piece is not None:
-                    events.append(writer.piece_event(part.choice, part.piece))
-                else:
-                    assert part.finish_reason is not None
-                    events.append(writer.finish_event(part.choice, part.finish_reason))
-            if not self._started:
-                await self._start(send, SSE_HEADERS)
-            if events:
-                await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+            try:
+                for part in await self._board.parts(generation):
+                    if part.choice not in opened:
+                        opened.add(part.choice)
+                        events.append(writer.first_event(part.choice))
+                    events.append(writer.event(part))
+            finally:  # what came before a failure is sent before it
+                if events:
+                    await self._send_events(send, events)
         await send({"type": "http.response.body", "body": writer.usage_event(self._usage()) + DONE})

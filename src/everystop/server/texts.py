@@ -38,6 +38,14 @@ class Piece(NamedTuple):
     tokens: tuple[TokenInfo, ...] = ()
 
 
+class Part(NamedTuple):
+    """Something new for the client: a piece of choice number `choice`, or its end."""
+
+    choice: int
+    piece: Piece | None
+    finish_reason: str | None = None
+
+
 class ChoiceText:
     """The text of one choice, fed with the engine's outputs in order; owns the choice's counts and its end."""
 

@@ -1,0 +1,158 @@
+"""From a configuration to a served model: checks, loads, builds, and says on one screen what it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from everystop import __version__
+from everystop.assembly import build_engine, longest_sequence, num_threads
+from everystop.config import Config
+from everystop.core.request import SamplingParams
+from everystop.model.chat_template import load_chat_template
+from everystop.model.checkpoint import inspect_model
+from everystop.model.generation_config import load_generation_defaults
+from everystop.model.home import Home
+from everystop.model.pull import EMBEDDED, resolve_model
+from everystop.model.tokenizer import IncrementalDetokenizer, Tokenizer
+from everystop.model.tokenizer_files import load_tokenizer
+from everystop.model.weights import load_model
+from everystop.server.protocol import Limits
+from everystop.server.service import Service
+from everystop.server.state import ServedModel
+
+MIB = 1 << 20
+
+
+def run(opening: Opening, sock: socket.socket) -> int:
+    """Serve what `opening` loads on a listening socket; returns the exit code."""
+    config = opening.config
+    service = Service(
+        sock,
+        opening.load,
+        api_keys=config.api_key,
+        shutdown_timeout_s=config.shutdown_timeout,
+        stats_interval_s=config.stats_interval,
+        on_ready=lambda model: print(opening.screen(), flush=True),
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        code = runner.run(service.run())
+    if any(thread.name == "everystop-load" for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # a signal came while native code was loading in a thread that cannot be interrupted
+    return code
+
+
+class Opening:
+    """A checked model, and what it takes to load it; the constructor raises what is wrong with flags and files."""
+
+    def __init__(self, config: Config, port: int) -> None:
+        self.config = config
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        self.url = f"http://{host}:{port}"
+        self._home = Home.from_environment()
+        path = resolve_model(config.model, self._home)
+        self._checkpoint = inspect_model(path)
+        longest_sequence(config, self._checkpoint.spec)
+        self._tokenizer = load_tokenizer(self._checkpoint, self._home)
+        override = Path(config.chat_template) if config.chat_template else None
+        self._template = load_chat_template(self._checkpoint, self._tokenizer, override)
+        self._defaults = load_generation_defaults(self._checkpoint, config.generation_config)
+        self.name = config.served_model_name or (config.model if config.model in EMBEDDED else path.stem)
+        self._lines: list[tuple[str, str]] = []
+
+    def load(self) -> ServedModel:
+        """Read the weights and build the engine; called in a thread."""
+        config, tokenizer = self.config, self._tokenizer
+        threads = num_threads(config)
+        loaded = load_model(self._checkpoint, dtype=config.dtype, num_threads=threads, home=self._home)
+        num_valid_tokens = min(tokenizer.num_ids, loaded.spec.vocab_size)
+        engine, capacity = build_engine(
+            config,
+            loaded,
+            eos_token_ids=tokenizer.eos_ids,
+            num_valid_tokens=num_valid_tokens,
+            make_text_decoder=lambda: TokenDecoder(tokenizer),
+        )
+        num_blocks, length = capacity.num_blocks, capacity.max_model_len
+        blocks = f"{num_blocks:,} blocks of {capacity.block_size} tokens, {capacity.num_bytes / MIB:,.0f} MiB"
+        self._lines = [
+            ("model", f"{self.name} ({self._checkpoint.path.name}), {loaded.num_bytes / MIB:,.0f} MiB of weights"),
+            ("arithmetic", f"{config.dtype}, kernels {loaded.layout}, {threads} threads"),
+            ("KV cache", f"{blocks}: {capacity.num_longest_requests:,} requests of {length:,} tokens at once, or"),
+            ("", f"{min(config.max_num_seqs, num_blocks)} (--max-num-seqs) of {self._share(capacity.num_tokens):,}"),
+            ("policy", f"{config.policy}, {config.max_num_batched_tokens} tokens a step"),
+            ("sampling", self._sampling_text()),
+            ("chat", f"template from {self._template.origin}" if self._template.is_present else "no template"),
+            ("ends at", ", ".join(f"{tokenizer.token_text(i)} ({i})" for i in tokenizer.eos_ids) or "no token"),
+            *(("note", note) for note in loaded.notes),
+        ]
+        return ServedModel(
+            engine=engine,
+            texts=ModelTexts(tokenizer),
+            limits=Limits(
+                (self.name,),
+                num_valid_tokens,
+                length,
+                SamplingParams(**self._defaults.values()),  # type: ignore[arg-type]
+            ),
+            encode=tokenizer.encode,
+            encode_chat=self.encode_chat,
+            num_blocks=num_blocks,
+        )
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation; raises RequestError, also for what the template refuses."""
+        return self._tokenizer.encode_rendered(self._template.render(messages))
+
+    def screen(self) -> str:
+        """What is served, how, and where."""
+        lines = [f"Everystop {__version__}", *(f"  {name:<11}{text}" for name, text in self._lines)]
+        return "\n".join([*lines, f"Serving on {self.url} (try {self.url}/v1/chat/completions)"])
+
+    def _share(self, num_tokens: int) -> int:
+        """Tokens for each of `max_num_seqs` requests, in whole blocks."""
+        size = self.config.block_size
+        return max(1, num_tokens // self.config.max_num_seqs // size) * size
+
+    def _sampling_text(self) -> str:
+        values = self._defaults.values()
+        if not values:
+            return "temperature 1, top_p 1 where a request is silent"
+        named = ", ".join(f"{name} {value:g}" for name, value in values.items())
+        return f"{named} where a request is silent (from {Path(self._defaults.source).name})"
+
+
+class TokenDecoder:
+    """One sequence's text, token by token."""
+
+    __slots__ = ("_inner", "flush")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._inner = IncrementalDetokenizer(tokenizer)
+        self.flush = self._inner.flush
+
+    def feed(self, token_id: int) -> str:
+        """The text that this token completes."""
+        return self._inner.push((token_id,))
+
+
+class ModelTexts:
+    """A tokenizer as the board sees it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.token_bytes = tokenizer.token_bytes
+
+    def text_decoder(self) -> TokenDecoder:
+        """A fresh incremental decoder."""
+        return TokenDecoder(self._tokenizer)

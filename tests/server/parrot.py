@@ -1,0 +1,251 @@
+"""A server in a thread over the real engine and a runner without a model: it repeats its prompt, byte by byte, then ends.
+
+Token i below 256 is byte i; 256 is the end token, 257 a control token that is never shown. So a test writes the answer it wants
+as the prompt. With `ignore_eos` the prompt is repeated for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from everystop.core.errors import ChatTemplateError
+from everystop.core.kv_cache import KVCache
+from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
+from everystop.core.policy import make_policy
+from everystop.core.request import SamplingParams
+from everystop.core.scheduler import Limits as SchedulerLimits
+from everystop.core.scheduler import Scheduler
+from everystop.engine.engine import Engine
+from everystop.server.listener import listen
+from everystop.server.protocol import Limits
+from everystop.server.service import Service
+from everystop.server.state import ServedModel
+
+EOS, CONTROL, VOCAB = 256, 257, 258
+MODEL = "parrot"
+DEADLINE_S = 20.0
+
+
+class ParrotDecoder:
+    """Incremental UTF-8 over byte tokens."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, token_id: int) -> str:
+        return self._decoder.decode(bytes([token_id])) if token_id < 256 else ""
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class ParrotTexts:
+    """What the board needs of a tokenizer."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else (b"<end>", b"<control>")[token_id - 256]
+
+    def text_decoder(self) -> ParrotDecoder:
+        return ParrotDecoder()
+
+
+class ParrotRunner:
+    """Output k of a request is token k of its prompt, then EOS. `before_step` may wait or raise, `step_s` slows every step."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+        self.before_step: Callable[[StepPlan], None] = lambda plan: None
+        self.spoil: Callable[[int, int], str | None] = lambda request_id, position: None
+        self._prompts: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for admitted in plan.admitted:
+            prompt = admitted.token_ids[: admitted.num_prompt_tokens]
+            self._prompts[admitted.request_id] = (prompt, admitted.params)
+        self.before_step(plan)
+        if self.step_s:
+            time.sleep(self.step_s)
+        result = StepResult(rows=[], execute_ns=int(self.step_s * 1e9))
+        for row in plan.rows:
+            prompt, params = self._prompts[row.request_id]
+            if row.logits_from >= row.num_tokens:
+                result.rows.append(())
+                continue
+            position = row.start + row.num_tokens - len(prompt)
+            failure = self.spoil(row.request_id, position)
+            token = prompt[position % len(prompt)] if params.ignore_eos or position < len(prompt) else EOS
+            result.rows.append((token,) if failure is None else failure)
+            if params.logprobs is not None:
+                top = tuple(((token + i) % 256, -0.5 - i) for i in range(params.logprobs))
+                result.logprobs[row.request_id] = [TokenLogprobs(-0.5, 0, top)]
+        return result
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def encode_chat(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The contents of all messages, one after the other; refuses two turns of one role in a row."""
+    for one, next_one in zip(messages, messages[1:], strict=False):
+        if one["role"] == next_one["role"]:
+            raise ChatTemplateError("roles must alternate")
+    return list("".join(message["content"] for message in messages).encode())
+
+
+class ParrotServer:
+    """A running server; `runner` may be tampered with, `request` asks it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.runner = ParrotRunner()
+        self.says: list[str] = []
+        self.exit_code: int | None = None
+        self.num_blocks = options.pop("num_blocks", 64)
+        self._max_model_len = options.pop("max_model_len", 1024)
+        self._max_num_seqs = options.pop("max_num_seqs", 16)
+        self._max_sequences = options.pop("max_sequences", 4096)
+        self.load_gate = threading.Event()
+        if not options.pop("hold_loading", False):
+            self.load_gate.set()
+        self._sock = listen("127.0.0.1", 0)
+        self.port: int = self._sock.getsockname()[1]
+        self.service = Service(self._sock, self._load, say=self.says.append, **options)
+        self.engine: Engine
+        self.loop: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _load(self) -> ServedModel:
+        self.load_gate.wait(DEADLINE_S)
+        kv = KVCache(num_blocks=self.num_blocks, block_size=16, enable_prefix_caching=True)
+        limits = SchedulerLimits(
+            max_num_seqs=self._max_num_seqs, max_num_batched_tokens=64, max_model_len=self._max_model_len
+        )
+        self.scheduler = Scheduler(limits, kv, make_policy("continuous"))
+        self.engine = Engine(self.scheduler, self.runner, eos_token_ids=(EOS,), make_text_decoder=ParrotDecoder)
+        return ServedModel(
+            engine=self.engine,
+            texts=ParrotTexts(),
+            limits=Limits((MODEL, "alias"), VOCAB, self._max_model_len),
+            encode=lambda text: list(text.encode()),
+            encode_chat=encode_chat,
+            num_blocks=self.num_blocks,
+            max_sequences=self._max_sequences,
+        )
+
+    def _run(self) -> None:
+        async def main() -> int:
+            self.loop = asyncio.get_running_loop()
+            return await self.service.run()
+
+        self.exit_code = asyncio.run(main())
+
+    def __enter__(self) -> ParrotServer:
+        self._thread.start()
+        if self.load_gate.is_set():
+            wait_until(lambda: self.get("/health")[0] == 200)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.load_gate.set()
+        self.runner.before_step = lambda plan: None
+        self.stop()
+        self.stop()
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """What a signal does."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.service.request_stop)
+
+    def join(self) -> int:
+        """Wait for the end; returns the exit code."""
+        self._thread.join(DEADLINE_S)
+        assert self.exit_code is not None
+        return self.exit_code
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.scheduler.kv.pool.num_free
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers (names in lower case) and body."""
+        connection = self.connect()
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        with contextlib.closing(connection):
+            connection.request(method, path, data, dict(headers or {}))
+            answer = connection.getresponse()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+        status, _, body = self.request("GET", path, headers=headers)
+        return status, body
+
+    def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
+        """Status and parsed JSON."""
+        status, _, answer = self.request("POST", path, body, headers)
+        return status, json.loads(answer)
+
+    def complete(self, prompt: Any, **fields: Any) -> tuple[int, Any]:
+        return self.post("/v1/completions", {"prompt": prompt, **fields})
+
+    def chat(self, content: Any, **fields: Any) -> tuple[int, Any]:
+        messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+        return self.post("/v1/chat/completions", {"messages": messages, **fields})
+
+    def events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
+        """The events of a streamed answer; the last is "[DONE]"."""
+        status, headers, answer = self.request("POST", path, {**body, "stream": True})
+        assert status == 200, answer
+        assert headers["content-type"] == "text/event-stream; charset=utf-8"
+        return parse_events(answer)
+
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum of a metric's samples that have this label."""
+        lines = self.get("/metrics")[1].decode().splitlines()
+        values = [
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.partition("{")[0] == f"everystop_{name}" and label in line
+        ]
+        assert values, name
+        return sum(values)
+
+
+def parse_events(body: bytes) -> list[Any]:
+    """Strict: every event is one `data:` line, and lines end where `splitlines` of any client would end them."""
+    text = body.decode()
+    blocks = text.split("\n\n")
+    assert blocks.pop() == ""
+    events: list[Any] = []
+    for block in blocks:
+        assert block.splitlines() == [block]
+        assert block.startswith("data: ")
+        data = block.removeprefix("data: ")
+        events.append(data if data == "[DONE]" else json.loads(data))
+    return events
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def parrot(**options: Any) -> Iterator[ParrotServer]:
+    with ParrotServer(**options) as server:
+        yield server

@@ -1,0 +1,429 @@
+"""What the bodies of requests may hold, and what answers they get."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.server.parrot import EOS, VOCAB, ParrotServer
+
+from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, PARAMETER_FIELDS
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def error_of(answer: tuple[int, Any], status: int = 400) -> dict[str, Any]:
+    assert answer[0] == status, answer
+    error: dict[str, Any] = answer[1]["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def test_completion_has_openais_shape(server: ParrotServer) -> None:
+    status, body = server.complete("abc", model="parrot")
+    assert status == 200
+    assert body["id"].startswith("cmpl-")
+    assert body["object"] == "text_completion"
+    assert body["model"] == "parrot"
+    assert body["choices"] == [{"index": 0, "text": "abc", "logprobs": None, "finish_reason": "stop"}]
+    assert body["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_chat_has_openais_shape(server: ParrotServer) -> None:
+    status, body = server.chat("hello", max_completion_tokens=2)
+    assert status == 200
+    assert body["id"].startswith("chatcmpl-")
+    assert body["object"] == "chat.completion"
+    message = {"role": "assistant", "content": "he", "refusal": None}
+    assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}]
+    assert body["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [
+        ("ab", ["ab"]),
+        (["ab", "c"], ["ab", "c"]),
+        ([97, 98], ["ab"]),
+        ([[97, 98], [99]], ["ab", "c"]),
+    ],
+)
+def test_prompt_forms_and_indices(server: ParrotServer, prompt: Any, texts: list[str]) -> None:
+    status, body = server.complete(prompt, n=2)
+    assert status == 200
+    assert [choice["index"] for choice in body["choices"]] == list(range(2 * len(texts)))
+    assert [choice["text"] for choice in body["choices"]] == [text for text in texts for _ in range(2)]
+    assert body["usage"]["prompt_tokens"] == sum(map(len, texts))
+    assert body["usage"]["completion_tokens"] == 2 * sum(len(text) + 1 for text in texts)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["", [], [[]], [""], ["a", 1], [1, "a"], ["a", [1]], [[1], "a"], [[1], []], [1.5], [True], 1, {}, [[[1]]], [None]],
+)
+def test_bad_prompts_are_refused(server: ParrotServer, prompt: Any) -> None:
+    assert error_of(server.complete(prompt))["param"] == "prompt"
+
+
+@pytest.mark.parametrize("bad", [-1, VOCAB, VOCAB + 1, 2**31, 2**63, "12", 1.5, True])
+@pytest.mark.parametrize("field", ["prompt", "stop_token_ids", "allowed_token_ids", "logit_bias"])
+def test_ids_outside_the_vocabulary_are_refused(server: ParrotServer, field: str, bad: Any) -> None:
+    if field == "logit_bias" and bad == "12":
+        bad = "x"
+    value = {str(bad): 1} if field == "logit_bias" else [97, bad]
+    fields = {"prompt": "a", field: value}
+    assert error_of(server.post(COMPLETIONS, fields))["param"] == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("temperature", [1]),
+        ("temperature", 101),
+        ("top_p", -0.1),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("top_k", 1.0),
+        ("min_p", 2),
+        ("repetition_penalty", 0),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("seed", 1.5),
+        ("seed", 2**64),
+        ("n", 0),
+        ("n", -1),
+        ("n", 10**9),
+        ("n", "1"),
+        ("max_tokens", 0),
+        ("max_tokens", -5),
+        ("max_tokens", 2**40),
+        ("stop", ""),
+        ("stop", [""]),
+        ("stop", ["a", ""]),
+        ("stop", [1]),
+        ("stop", ["x"] * 17),
+        ("stop", "x" * 1025),
+        ("stop", {}),
+        ("ignore_eos", 1),
+        ("stream", "yes"),
+        ("logit_bias", []),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"1": "1"}),
+        ("logit_bias", {str(i): 1 for i in range(1025)}),
+        ("model", 1),
+    ],
+)
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_values_out_of_range_are_refused_by_name(server: ParrotServer, path: str, field: str, value: Any) -> None:
+    body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+    error = error_of(server.post(path, {**body, field: value}))
+    assert error["param"].split("[")[0] == field
+    assert field in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-40, 1e-4, 2, 100])
+def test_temperatures_that_are_taken(server: ParrotServer, temperature: float) -> None:
+    assert server.complete("a", temperature=temperature)[0] == 200
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "0x1", "01", "1" * 6000])
+def test_numbers_that_json_does_not_know_are_refused(server: ParrotServer, number: str) -> None:
+    body = f'{{"prompt": "a", "temperature": {number}}}'.encode()
+    assert error_of(server.post(COMPLETIONS, body))["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"1", b"\xff", b'"a"', b'{"prompt": "a",}', b"[" * 100_000])
+def test_bodies_that_are_no_json_objects_are_refused(server: ParrotServer, body: bytes) -> None:
+    assert error_of(server.post(COMPLETIONS, body))["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "\\ud83d and more"}',
+        b'{"prompt": "\\udc00"}',
+        b'{"prompt": "a", "stop": "\\ud83d"}',
+        b'{"prompt": ["a", "\\ud83dx"]}',
+        b'{"messages": [{"role": "user", "content": "\\ud83d"}]}',
+        b'{"prompt": "\xed\xa0\xbd"}',
+    ],
+)
+def test_lone_surrogates_are_refused(server: ParrotServer, body: bytes) -> None:
+    path = CHAT if b"messages" in body else COMPLETIONS
+    assert error_of(server.post(path, body))["code"] == "invalid_json"
+    assert server.complete("ok")[1]["choices"][0]["text"] == "ok"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_null_means_absent_for_every_field(server: ParrotServer, path: str) -> None:
+    known = COMPLETION_FIELDS if path == COMPLETIONS else CHAT_FIELDS
+    body = dict.fromkeys([*known, "a_field_of_tomorrow"])
+    body |= {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+    assert server.post(path, body)[0] == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("field", ["a_field_of_tomorrow", "typical_p", "guided_json", "x" * 1000])
+def test_unknown_fields_are_refused_by_name(server: ParrotServer, path: str, field: str) -> None:
+    body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+    error = error_of(server.post(path, {**body, field: 1}))
+    assert error["code"] == "unsupported_field"
+    assert field[:60] in error["message"]
+
+
+NEUTRAL: dict[str, list[tuple[str, Any]]] = {
+    COMPLETIONS: [
+        ("echo", False),
+        ("best_of", 1),
+        ("suffix", ""),
+        ("use_beam_search", False),
+        ("length_penalty", 1.0),
+        ("skip_special_tokens", True),
+        ("service_tier", "auto"),
+        ("user", "someone"),
+        ("metadata", {"a": "b"}),
+        ("store", True),
+    ],
+    CHAT: [
+        ("tools", []),
+        ("tool_choice", "none"),
+        ("parallel_tool_calls", True),
+        ("response_format", {"type": "text"}),
+        ("modalities", ["text"]),
+        ("service_tier", "default"),
+        ("store", False),
+        ("add_generation_prompt", True),
+    ],
+}
+REFUSED: dict[str, list[tuple[str, Any]]] = {
+    COMPLETIONS: [("echo", True), ("best_of", 2), ("suffix", "x"), ("use_beam_search", True), ("priority", 5)],
+    CHAT: [
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
+        ("functions", [{"name": "f"}]),
+        ("modalities", ["text", "audio"]),
+        ("chat_template", "{{ messages }}"),
+        ("service_tier", "priority"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("path", "field", "value"), [(p, *item) for p, items in NEUTRAL.items() for item in items])
+def test_neutral_values_are_taken(server: ParrotServer, path: str, field: str, value: Any) -> None:
+    body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+    assert server.post(path, {**body, field: value})[0] == 200
+
+
+@pytest.mark.parametrize(("path", "field", "value"), [(p, *item) for p, items in REFUSED.items() for item in items])
+def test_what_is_not_served_is_refused_by_name(server: ParrotServer, path: str, field: str, value: Any) -> None:
+    body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+    error = error_of(server.post(path, {**body, field: value}))
+    assert error["code"] == "unsupported_field"
+    assert error["param"] == field
+
+
+def test_every_parameter_reaches_the_engine(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field that were read and dropped would be ignored silently."""
+    sent = {
+        "min_tokens": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2,
+        "presence_penalty": 0.3, "frequency_penalty": 0.4, "seed": 11, "n": 2, "stop": "zz", "stop_token_ids": [3],
+        "ignore_eos": True, "logit_bias": {"5": 2}, "allowed_token_ids": [97],
+    }  # fmt: skip
+    assert set(sent) == set(PARAMETER_FIELDS)
+    seen: list[Any] = []
+    submit = server.engine.submit
+    monkeypatch.setattr(server.engine, "submit", lambda message: (seen.append(message), submit(message)))
+    status, _ = server.complete("a", max_tokens=4, logprobs=2, cache_salt="s", **sent)
+    assert status == 200
+    params = seen[0].params
+    expected = {**sent, "stop": ("zz",), "stop_token_ids": (3,), "logit_bias": ((5, 2.0),), "allowed_token_ids": (97,)}
+    for name, value in {**expected, "max_tokens": 4, "logprobs": 2}.items():
+        assert getattr(params, name) == value, name
+    assert seen[0].cache_salt == "s"
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_top_k_0_and_minus_1_mean_all(server: ParrotServer, monkeypatch: pytest.MonkeyPatch, top_k: int) -> None:
+    seen: list[Any] = []
+    submit = server.engine.submit
+    monkeypatch.setattr(server.engine, "submit", lambda message: (seen.append(message), submit(message)))
+    assert server.complete("a", top_k=top_k)[0] == 200
+    assert seen[0].params.top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "status", "num_output"),
+    [
+        (1021, 3, 200, 3),
+        (1022, 2, 200, 2),
+        (1022, 3, 400, 0),
+        (1023, 1, 200, 1),
+        (1023, 2, 400, 0),
+        (1024, 1, 400, 0),
+        (1025, 1, 400, 0),
+        (1023, None, 200, 1),
+        (1024, None, 400, 0),
+    ],
+)
+def test_context_limit_to_the_token(
+    server: ParrotServer, num_prompt: int, max_tokens: int | None, status: int, num_output: int
+) -> None:
+    """The parrot's limit is 1,024 tokens: prompt and output must fit, and the message has the right numbers."""
+    got, body = server.complete([97] * num_prompt, max_tokens=max_tokens, ignore_eos=True)
+    assert got == status
+    if status == 200:
+        assert body["usage"]["completion_tokens"] == num_output
+        assert body["choices"][0]["finish_reason"] == "length"
+    else:
+        assert body["error"]["code"] == "context_length_exceeded"
+        assert f"{num_prompt:,}" in body["error"]["message"]
+        assert "1,024" in body["error"]["message"] or "1,023" in body["error"]["message"]
+
+
+def test_refusal_of_a_stream_is_a_plain_400(server: ParrotServer) -> None:
+    error = error_of(server.complete([97] * 2000, stream=True))
+    assert error["code"] == "context_length_exceeded"
+
+
+def test_text_far_beyond_the_context_is_refused_before_tokenizing(server: ParrotServer) -> None:
+    error = error_of(server.complete("a" * 2_000_000))
+    assert error["code"] == "context_length_exceeded"
+
+
+def test_too_many_sequences_are_refused(server: ParrotServer) -> None:
+    assert "sequences" in error_of(server.complete(["a"] * 100, n=100))["message"]
+    assert "prompts" in error_of(server.complete(["a"] * 10_000))["message"]
+
+
+@pytest.mark.parametrize("logprobs", [-1, 6, 10**6, True, "1"])
+def test_logprobs_of_completions_are_bounded(server: ParrotServer, logprobs: Any) -> None:
+    assert error_of(server.complete("a", logprobs=logprobs))["param"] == "logprobs"
+
+
+@pytest.mark.parametrize("fields", [{"logprobs": True, "top_logprobs": 21}, {"top_logprobs": 2}, {"logprobs": 1}])
+def test_logprobs_of_chat_are_bounded(server: ParrotServer, fields: dict[str, Any]) -> None:
+    assert error_of(server.chat("a", **fields))["param"] in fields
+
+
+def test_logprobs_of_completions(server: ParrotServer) -> None:
+    _, body = server.complete("h\u00e9", logprobs=2)
+    logprobs = body["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["h", "bytes:\\xc3", "bytes:\\xa9", "<end>"]
+    assert logprobs["bytes"] == [[104], [195], [169], list(b"<end>")]
+    assert logprobs["token_logprobs"] == [-0.5] * 4
+    assert logprobs["text_offset"] == [0, 1, 1, 2]
+    assert logprobs["top_logprobs"][0] == {"h": -0.5, "i": -1.5}
+    assert body["usage"]["completion_tokens"] == 4
+
+
+def test_logprobs_0_gives_the_chosen_token_alone(server: ParrotServer) -> None:
+    logprobs = server.complete("a", logprobs=0)[1]["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["a", "<end>"]
+    assert logprobs["top_logprobs"] is None
+
+
+def test_logprobs_of_chat(server: ParrotServer) -> None:
+    _, body = server.chat("ab", logprobs=True, top_logprobs=1, max_tokens=1)
+    content = body["choices"][0]["logprobs"]["content"]
+    alternative = {"token": "a", "logprob": -0.5, "bytes": [97]}
+    assert content == [{**alternative, "top_logprobs": [alternative]}]
+    assert server.chat("ab", logprobs=False)[1]["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {}}]},
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]},
+        {"role": "system", "content": "be brief", "name": "boss"},
+        {"role": "developer", "content": "be brief"},
+        {"role": "tool", "content": "42", "tool_call_id": "1"},
+    ],
+)
+def test_message_shapes_that_are_taken(server: ParrotServer, message: dict[str, Any]) -> None:
+    assert server.chat([message, {"role": "user", "content": "hi"}])[0] == 200
+
+
+def test_text_parts_are_joined_by_line_ends(server: ParrotServer) -> None:
+    parts = [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]
+    _, body = server.chat([{"role": "user", "content": parts}])
+    assert body["choices"][0]["message"]["content"] == "x\ny"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        {},
+        "hi",
+        [[]],
+        [[{"role": "user", "content": "a"}]],
+        [{"content": "a"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": None}],
+        [{"role": "assistant", "content": None}],
+        [{"role": "wizard", "content": "a"}],
+        [{"role": 1, "content": "a"}],
+        [{"role": "user", "content": 1}],
+        [{"role": "user", "content": {"type": "text", "text": "a"}}],
+        [{"role": "user", "content": [["a"]]}],
+        [{"role": "user", "content": ["a"]}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "user", "content": [{"type": "text", "text": 1}]}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": [{"type": "text", "text": "a", "image": "b"}]}],
+        [{"role": "user", "content": "a", "images": []}],
+    ],
+)
+def test_message_shapes_that_are_refused(server: ParrotServer, messages: Any) -> None:
+    error = error_of(server.post(CHAT, {"messages": messages}))
+    assert error["param"].startswith("messages")
+
+
+def test_template_errors_are_the_clients(server: ParrotServer) -> None:
+    twice = [{"role": "user", "content": "a"}] * 2
+    assert error_of(server.chat(twice))["message"] == "roles must alternate"
+
+
+def test_missing_fields_are_named(server: ParrotServer) -> None:
+    assert error_of(server.post(COMPLETIONS, {}))["param"] == "prompt"
+    assert error_of(server.post(CHAT, {}))["param"] == "messages"
+
+
+def test_contradictions_are_refused(server: ParrotServer) -> None:
+    assert error_of(server.chat("a", max_tokens=1, max_completion_tokens=2))["param"] == "max_tokens"
+    assert error_of(server.complete("a", min_tokens=5, max_tokens=2))["param"] == "min_tokens"
+    assert error_of(server.complete("a", stream_options={"include_usage": True}))["param"] == "stream_options"
+    assert server.chat("abc", max_tokens=1, max_completion_tokens=1)[1]["usage"]["completion_tokens"] == 1
+
+
+def test_another_model_is_404(server: ParrotServer) -> None:
+    assert error_of(server.complete("a", model="gpt-5"), 404)["code"] == "model_not_found"
+    assert server.complete("a", model="alias")[1]["model"] == "alias"
+
+
+def test_stop_token_ids_and_ignore_eos(server: ParrotServer) -> None:
+    _, body = server.complete("abcd", stop_token_ids=[ord("c")])
+    assert body["choices"][0] == {"index": 0, "text": "ab", "logprobs": None, "finish_reason": "stop"}
+    assert body["usage"]["completion_tokens"] == 3
+    _, body = server.complete([97, EOS, 98], ignore_eos=True, max_tokens=6)
+    assert body["choices"][0]["text"] == "abab"
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+def test_body_json_is_utf8(server: ParrotServer) -> None:
+    _, headers, body = server.request("POST", COMPLETIONS, {"prompt": "é🙂 "})
+    assert headers["content-type"] == "application/json"
+    assert json.loads(body.decode())["choices"][0]["text"] == "é🙂 "
