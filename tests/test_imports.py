@@ -52,7 +52,8 @@ ALLOWED = {
     },
     "everystop.engine.llm": {*STARTERS, "everystop.engine"},
     "everystop.engine.batch": {*STARTERS, "everystop.engine", "everystop.server"},
-    "everystop.server.app": {*STARTERS, "everystop.engine", "everystop.server", "everystop.observe"},
+    "everystop.server.app": {"everystop.config", "everystop.server"},
+    "everystop.server.opening": {*STARTERS, "everystop.engine", "everystop.server", "everystop.observe"},
     "everystop.server": {
         "everystop.engine",
         "everystop.model.tokenizer",
@@ -135,6 +136,7 @@ def test_imports_point_one_way() -> None:
         ("everystop.server.app", "everystop.core.scheduler", "Scheduler"),
         ("everystop.server.app", "everystop.core.request", "Request"),
         ("everystop.server.routes", "everystop.server.app", "serve"),
+        ("everystop.server.app", "everystop.model.weights", "load_model"),
         ("everystop.server.routes", "everystop.model.weights", "load_model"),
         ("everystop.engine.loop", "everystop.config", "Config"),
         ("everystop.engine.engine", "everystop.runner.native", "NativeRunner"),
