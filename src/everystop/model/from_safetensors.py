@@ -224,7 +224,9 @@ class _ConfigReader:
         kind = self._kind(rope)
         if kind == "default":
             return RopeScaling()
-        if kind not in ("linear", "llama3", "yarn"):
+        if kind == "linear":
+            return RopeScaling(kind="linear", factor=self._number(rope, "factor"))
+        if kind not in ("llama3", "yarn"):
             return RopeScaling(kind=kind)
         context = self._integer("max_position_embeddings")
         original = (

@@ -229,6 +229,8 @@ def _record_verified(path: Path, home: Home) -> None:
 
 
 def _build_file(path: Path, key: dict[str, str], arrays: Iterator[tuple[str, Array]]) -> None:
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        left.unlink(missing_ok=True)  # of a process that died: the lock is held
     temporary = temporary_name(path)
     try:
         with open(temporary, "xb", buffering=0) as file:
