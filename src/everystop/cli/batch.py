@@ -31,6 +31,6 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Answer what has no answer yet."""
     config = settings.make_config(arguments)
-    from everystop.engine.batch import run_batch
+    from everystop.server.batch import run_batch
 
     return run_batch(config, arguments.input, arguments.output) or 0
