@@ -1,118 +1,173 @@
-"""Workloads: which prompts arrive when and how long their answers are; the same seed makes the same workload.
+"""Workloads: which prompts are sent when, and how long their answers are; one seed gives the same bytes everywhere.
 
-`python benchmarks/workloads.py NAME` prints one as JSON lines. Prompts are token ids drawn at random, so no two share a
-block unless the workload says so; answers have a fixed length (`ignore_eos`), so that every server does the same work.
+    python -m benchmarks.workloads straggler > straggler.jsonl
+
+Prompts are token ids, so that no server's tokenizer is part of the measurement, and answers have a fixed length
+(`ignore_eos`), so that every server does the same work. Unless a workload says otherwise no two prompts begin with the
+same token: a prefix cache finds nothing. Random numbers come from SHA-256, since the standard library promises the
+same sequence across versions for few of its own methods.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
-import random
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-FIRST_ID, LAST_ID = 300, 20_000  # plain tokens in every vocabulary of interest
+DEFAULT_SEED = 7
+FIRST_ID, LAST_ID = 300, 20_000  # neither control tokens nor single bytes in the usual vocabularies
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One request. `at_s` is its arrival in seconds in an open loop; closed loops take jobs in order."""
+    """One request; `at_s` is when it is sent, in seconds from the start, or None: when a client is free."""
 
     prompt: tuple[int, ...]
     max_tokens: int
     group: str = "all"
     at_s: float | None = None
+    ignore_eos: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs, and how many clients send them, each one at a time (None: every job at its own `at_s`)."""
+    """Jobs in their order, and how many clients take those without a time, each one at a time."""
 
     name: str
-    num_clients: int | None
+    num_clients: int
     jobs: tuple[Job, ...]
 
+    def lines(self) -> Iterable[str]:
+        """JSON lines: a header with name and number of clients, then one line a job."""
+        yield json.dumps({"workload": self.name, "num_clients": self.num_clients})
+        for job in self.jobs:
+            yield json.dumps(asdict(job))
 
-def straggler(rng: random.Random) -> Workload:
-    """64 at once; one in 16 has a long answer. A static batch waits for it, a continuous one does not."""
+
+def read_workload(lines: Iterable[str]) -> Workload:
+    """The inverse of `Workload.lines`."""
+    header, *jobs = (json.loads(line) for line in lines if line.strip())
+    return Workload(
+        header["workload"],
+        header["num_clients"],
+        tuple(Job(**{**job, "prompt": tuple(job["prompt"])}) for job in jobs),
+    )
+
+
+class Dice:
+    """Random numbers from SHA-256 over a name, a seed and a counter, and prompts whose first tokens all differ."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self._key = f"{name}:{seed}:".encode()
+        self._counter = 0
+        self._first_ids: set[int] = set()
+
+    def fraction(self) -> float:
+        """A number in [0, 1)."""
+        digest = hashlib.sha256(self._key + str(self._counter).encode()).digest()
+        self._counter += 1
+        return (int.from_bytes(digest[:8], "big") >> 11) / (1 << 53)
+
+    def between(self, low: int, high: int) -> int:
+        """An integer in [low, high]."""
+        return low + int(self.fraction() * (high - low + 1))
+
+    def log_normal(self, low: int, high: int) -> int:
+        """An integer in [low, high] around the geometric mean; bounds lie at two deviations, what is outside is drawn
+        again.
+        """
+        mu, sigma = (math.log(low) + math.log(high)) / 2, (math.log(high) - math.log(low)) / 4
+        while True:
+            bell = sum(self.fraction() for _ in range(12)) - 6.0
+            if low <= (value := round(math.exp(mu + sigma * bell))) <= high:
+                return value
+
+    def prompt(self, num_tokens: int) -> tuple[int, ...]:
+        """Token ids; the first differs from that of every other prompt of these dice."""
+        while (first := self.between(FIRST_ID, LAST_ID)) in self._first_ids:
+            pass
+        self._first_ids.add(first)
+        return (first, *(self.between(FIRST_ID, LAST_ID) for _ in range(num_tokens - 1)))
+
+
+def straggler(dice: Dice) -> Workload:
+    """64 clients at once; the first of each 16 wants 1,000 tokens, the others 20: a batch of 16 waits for its first."""
     jobs = []
     for i in range(64):
-        is_long = i % 16 == 1
-        jobs.append(Job(_ids(rng, rng.randint(20, 28)), 1000 if is_long else 20, "long" if is_long else "short"))
+        group, max_tokens = ("long", 1000) if i % 16 == 0 else ("short", 20)
+        jobs.append(Job(prompt=dice.prompt(dice.between(20, 28)), max_tokens=max_tokens, group=group))
     return Workload("straggler", 64, tuple(jobs))
 
 
-def chat(rng: random.Random) -> Workload:
-    """32 clients, 4 turns each of unrelated talk, lengths log-normal between 40 and 200 tokens."""
-    jobs = [Job(_ids(rng, _log_normal(rng, 40, 200)), _log_normal(rng, 40, 200)) for _ in range(128)]
+def chat(dice: Dice) -> Workload:
+    """32 clients with 4 requests each, prompts uniform and answers log-normal between 40 and 200 tokens."""
+    jobs = (Job(prompt=dice.prompt(dice.between(40, 200)), max_tokens=dice.log_normal(40, 200)) for _ in range(128))
     return Workload("chat", 32, tuple(jobs))
 
 
-def uniform(rng: random.Random) -> Workload:
-    """Equal lengths, where static batching loses nothing."""
-    return Workload("uniform", 32, tuple(Job(_ids(rng, 64), 128) for _ in range(64)))
+def uniform(dice: Dice) -> Workload:
+    """64 requests of equal lengths from 32 clients: static batching loses next to nothing."""
+    return Workload("uniform", 32, tuple(Job(prompt=dice.prompt(64), max_tokens=128) for _ in range(64)))
 
 
-def single(rng: random.Random) -> Workload:
+def single(dice: Dice) -> Workload:
     """One client, one request at a time."""
-    return Workload("single", 1, tuple(Job(_ids(rng, 64), 128) for _ in range(8)))
+    return Workload("single", 1, tuple(Job(prompt=dice.prompt(64), max_tokens=128) for _ in range(8)))
 
 
-def prefill(rng: random.Random) -> Workload:
-    """Long prompts, next to no answer."""
-    return Workload("prefill", 8, tuple(Job(_ids(rng, rng.randint(950, 1050)), 4) for _ in range(32)))
+def prefill(dice: Dice) -> Workload:
+    """Prompts of about 1,000 tokens from 8 clients, next to no answer."""
+    return Workload(
+        "prefill", 8, tuple(Job(prompt=dice.prompt(dice.between(950, 1050)), max_tokens=4) for _ in range(32))
+    )
 
 
-def shared(rng: random.Random) -> Workload:
-    """64 requests with a common beginning of 512 tokens and an own end of at most 88, 32 of them at once."""
-    common = _ids(rng, 512)
-    return Workload("shared", 32, tuple(Job(common + _ids(rng, rng.randint(40, 88)), 32) for _ in range(64)))
+def shared(dice: Dice) -> Workload:
+    """64 requests from 32 clients with the same first 512 tokens and 16 to 64 of their own."""
+    prefix = dice.prompt(512)
+    jobs = (Job(prompt=prefix + dice.prompt(dice.between(16, 64)), max_tokens=32) for _ in range(64))
+    return Workload("shared", 32, tuple(jobs))
 
 
-def stall(rng: random.Random) -> Workload:
-    """16 decoders, and a prompt of 4,000 tokens every second: how long do the decoders stand still?"""
-    decoders = [Job(_ids(rng, 64), 400, "decoder", 0.0) for _ in range(16)]
-    prompts = [Job(_ids(rng, 4000), 4, "prompt", 1.0 + i) for i in range(4)]
-    return Workload("stall", None, tuple(decoders + prompts))
+def calm(dice: Dice) -> Workload:
+    """16 clients that chat, answers of about 200 tokens: the background of `stall`, alone."""
+    return Workload("calm", 16, _chatter(dice))
 
 
-def calm(rng: random.Random) -> Workload:
-    """The decoders of `stall` alone."""
-    return Workload("calm", None, tuple(Job(_ids(rng, 64), 400, "decoder", 0.0) for _ in range(16)))
+def stall(dice: Dice) -> Workload:
+    """`calm`, and every 2 seconds somebody else's prompt of 1,800 tokens: do the chats stand still?"""
+    chatter = _chatter(dice)
+    intruders = (Job(prompt=dice.prompt(1800), max_tokens=8, group="intruder", at_s=1.0 + 2.0 * i) for i in range(5))
+    return Workload("stall", 16, (*chatter, *intruders))
 
 
-WORKLOADS: dict[str, Callable[[random.Random], Workload]] = {
-    make.__name__: make for make in (straggler, chat, uniform, single, prefill, shared, stall, calm)
+def _chatter(dice: Dice) -> tuple[Job, ...]:
+    return tuple(Job(prompt=dice.prompt(64), max_tokens=dice.between(150, 250), group="chat") for _ in range(64))
+
+
+MAKERS: dict[str, Callable[[Dice], Workload]] = {
+    maker.__name__: maker for maker in (straggler, chat, uniform, single, prefill, shared, calm, stall)
 }
 
 
-def make_workload(name: str, seed: int = 7) -> Workload:
-    """The workload of that name; the same for the same seed on every machine."""
-    return WORKLOADS[name](random.Random(f"{name}:{seed}"))
-
-
-def _ids(rng: random.Random, num: int) -> tuple[int, ...]:
-    return tuple(rng.randrange(FIRST_ID, LAST_ID) for _ in range(num))
-
-
-def _log_normal(rng: random.Random, low: int, high: int) -> int:
-    """Most values near the geometric mean; 95 % would lie inside the bounds, the rest is drawn again."""
-    mu, sigma = (math.log(low) + math.log(high)) / 2, (math.log(high) - math.log(low)) / 4
-    while not low <= (value := round(rng.lognormvariate(mu, sigma))) <= high:
-        pass
-    return value
+def make_workload(name: str, seed: int = DEFAULT_SEED) -> Workload:
+    """The workload of that name; another seed gives other prompts, and other lengths where these are drawn."""
+    dice = Dice("calm" if name == "stall" else name, seed)  # the chats of `stall` are those of `calm`
+    return MAKERS[name](dice)
 
 
 def main() -> None:
     """Print a workload."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=WORKLOADS)
-    parser.add_argument("--seed", type=int, default=7)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=MAKERS)
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED)
     arguments = parser.parse_args()
-    for job in make_workload(arguments.name, arguments.seed).jobs:
-        print(json.dumps(asdict(job)))
+    for line in make_workload(arguments.name, arguments.seed).lines():
+        sys.stdout.write(f"{line}\n")
 
 
 if __name__ == "__main__":

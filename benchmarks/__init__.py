@@ -1,0 +1,1 @@
+"""Measurements: what a server does under load, how long it takes to start, how fast its parts are."""
