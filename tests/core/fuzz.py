@@ -11,19 +11,20 @@ from collections import Counter
 from itertools import count
 
 from everystop.core.errors import RequestError
+from everystop.core.request import RequestState
 from tests.core.harness import POLICIES, Harness, eos, make_request, make_scheduler, state_of
 
 # States in which requests are aborted, with weights that make up for how rare they are.
 ABORT_WEIGHTS = {
-    "waiting": 2,
-    "forking": 6,
-    "running-prefill": 3,
-    "running-decode": 4,
-    "preempted": 30,
-    "in flight": 2,
-    "finished or unknown": 0.5,
+    "waiting": 1.5,
+    "forking": 40,
+    "running-prefill": 16,
+    "running-decode": 30,
+    "preempted": 400,
+    "in flight": 3,
+    "finished or unknown": 1.5,
 }
-STEPS_PER_EPISODE = 250
+STEPS_PER_EPISODE = 160
 
 
 class Episode:
@@ -32,10 +33,10 @@ class Episode:
     def __init__(self, seed: str, policy: str, depth: int) -> None:
         self.rng = rng = random.Random(seed)
         self.block_size = rng.choice([1, 2, 3, 4, 8])
-        self.num_blocks = rng.randint(48, 160) // self.block_size + 2
-        self.max_num_seqs = rng.choice([1, 2, 4, 8, 12, 12])
-        self.context = rng.choice([24, 40, 64, 1000])
-        cap = rng.choice([None, None, 1, 5, 16])
+        self.num_blocks = rng.randint(32, 96) // self.block_size + 2
+        self.max_num_seqs = rng.choice([1, 2, 4, 8, 12, 12, 16])
+        self.context = rng.choice([24, 64, 1000])
+        cap = rng.choice([None, None, None, 1, 5, 16])
         self.harness = Harness(
             make_scheduler(
                 policy=policy,
@@ -44,16 +45,16 @@ class Episode:
                 prefix_caching=rng.random() < 0.75,
                 batch_wait_ns=rng.choice([0, 3_500_000]),
                 max_num_seqs=self.max_num_seqs,
-                max_num_batched_tokens=rng.choice([1, 3, 6, 9, 17, 24, 40, 64]),
+                max_num_batched_tokens=rng.choice([1, 4, 9, 17, 24, 40, 64, 64]),
                 max_num_prefill_tokens=cap,
                 max_model_len=self.context,
                 max_preemptions=rng.choice([0, 2, 8]),
             ),
             depth=depth,
         )
-        self.load = rng.choice([0.3, 0.8, 1.5, 3.0]) * self.max_num_seqs
+        self.load = rng.choice([0.7, 1.2, 2.0]) * self.max_num_seqs
         self.prefixes = [[rng.randrange(64) for _ in range(rng.randint(1, 30))] for _ in range(3)]
-        self.abort_rate = rng.choice([0.0, 0.1, 0.4])
+        self.abort_rate = rng.choice([0.0, 0.05, 0.4])
         self.failure_rate = rng.choice([0.0, 0.0, 0.02])
         self.ids = count()
 
@@ -105,13 +106,13 @@ class Episode:
         return {
             "n": n,
             "group_id": first,
-            "max_tokens": rng.choice([None, 1, 2, 5, 15, 30, 60]),
+            "max_tokens": rng.choice([None, 1, 2, 20, 30, 40, 60]),
             "min_tokens": rng.choice([0, 0, 4]),
             "temperature": rng.choice([0.0, 1.0]),
             "seed": rng.randrange(4),
-            "stop": rng.choice([(), (), ("s",)]),
-            "stop_token_ids": rng.choice([(), (), (5, 40)]),
-            "ignore_eos": rng.random() < 0.5,
+            "stop": rng.choice([(), (), (), ("s",)]),
+            "stop_token_ids": rng.choice([(), (), (), (5, 40)]),
+            "ignore_eos": rng.random() < 0.7,
             "eos_token_ids": eos(),
             "priority": rng.randrange(3),
             "cache_salt": rng.choice(["", "", "", "a"]),
@@ -120,7 +121,8 @@ class Episode:
 
     def _abort_some(self) -> None:
         rng, scheduler = self.rng, self.harness.scheduler
-        if rng.random() >= self.abort_rate or not self.harness.requests:
+        is_rare = self.abort_rate and any(r.state is RequestState.PREEMPTED for r in scheduler.requests.values())
+        if not self.harness.requests or rng.random() >= (0.97 if is_rare else self.abort_rate):
             return
         by_state: dict[str, list[int]] = {"finished or unknown": [*self.harness.finished, 10**9]}
         for request in scheduler.requests.values():
@@ -128,7 +130,7 @@ class Episode:
         states = sorted(by_state)
         state = rng.choices(states, [ABORT_WEIGHTS[state] for state in states])[0]
         request_id = rng.choice(by_state[state])
-        if rng.random() < 0.3:
+        if rng.random() < 0.25:
             self.harness.abort_before_execution.append(request_id)
         else:
             self.harness.abort(request_id)

@@ -151,7 +151,8 @@ class Harness:
         """Add the n choices of one client request."""
         tokens = list(range(1000 * first_id, 1000 * first_id + prompt)) if isinstance(prompt, int) else prompt
         return [
-            self.add(make_request(first_id + k, tokens, n=n, group_id=first_id, choice_index=k, **fields)) for k in range(n)
+            self.add(make_request(first_id + k, tokens, n=n, group_id=first_id, choice_index=k, **fields))
+            for k in range(n)
         ]
 
     def abort(self, request_id: int) -> bool:

@@ -30,7 +30,9 @@ def ends_stop_string(token: int) -> bool:
     return token % STOP_MODULUS == STOP_REMAINDER
 
 
-def sample(state: bytes, params: SamplingParams, choice_index: int, output_position: int, stop_ids: Collection[int]) -> int:
+def sample(
+    state: bytes, params: SamplingParams, choice_index: int, output_position: int, stop_ids: Collection[int]
+) -> int:
     """The next token after a context with digest `state`; greedy at temperature 0, else keyed by seed, choice and position."""
     key = (params.seed, choice_index, output_position) if params.temperature > 0 else ()
     digest = blake2b(state + repr((key, params.logit_bias)).encode(), digest_size=8).digest()
@@ -49,7 +51,12 @@ class Solo:
 
 
 def solo(
-    prompt: Sequence[int], params: SamplingParams, *, limit_tokens: int, choice_index: int = 0, eos_token_ids: Sequence[int] = ()
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    limit_tokens: int,
+    choice_index: int = 0,
+    eos_token_ids: Sequence[int] = (),
 ) -> Solo:
     """The oracle: generate with neither cache, batch nor scheduler, one cell after the other."""
     stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
@@ -168,7 +175,9 @@ class HashModelRunner:
         self.num_computed_tokens += row.num_tokens
         for position in range(row.start, row.start + row.num_tokens):
             index, offset = divmod(position, self.block_size)
-            _CELL.pack_into(self._layer1[state.block_table[index]], offset * _CELL_BYTES, state.token_ids[position], position)
+            _CELL.pack_into(
+                self._layer1[state.block_table[index]], offset * _CELL_BYTES, state.token_ids[position], position
+            )
 
     def _write_layer2(self, row: Row) -> None:
         table, block_bytes = self._states[row.request_id].block_table, self._block_bytes

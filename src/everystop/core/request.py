@@ -116,6 +116,7 @@ class Request:
     block_table: list[int] = field(default_factory=list)
     slot: int = -1
     last_served_step: int = -1
+    last_matched_step: int = -1
     epoch: int = 0
 
     def __post_init__(self) -> None:

@@ -248,6 +248,7 @@ class Scheduler:
             return start
         new_start = self.kv.rematch(request, start)
         if new_start > start:
+            request.last_matched_step = plan.step_id
             if request.num_preemptions == 0:
                 request.num_cached_tokens += new_start - start
             request.num_computed_tokens += new_start - start
@@ -380,7 +381,7 @@ class Scheduler:
             if not self._free_slots:
                 self._refuse_boarding(picked, WaitReason.NO_SLOT, plan, chunks, now_ns)
                 break
-            source, parked = self._fork_source(picked)
+            source, parked = self._fork_source(picked, plan.step_id)
             if parked:
                 continue
             shared = self.kv.match(picked)
@@ -463,9 +464,9 @@ class Scheduler:
             self._preempt(tail, plan, chunks, now_ns)
             chunks[:] = [c for c in chunks if c.request is not tail]
 
-    def _fork_source(self, request: Request) -> tuple[Request | None, bool]:
+    def _fork_source(self, request: Request, step_id: int) -> tuple[Request | None, bool]:
         """A running sibling whose prompt is computed; or (None, True) after parking the request behind one that is at
-        it.
+        it. One that has matched blocks in this very step still is: copies come before the rows that fill those blocks.
         """
         siblings = self._groups[request.group_id]
         if len(siblings) == 1:
@@ -474,7 +475,7 @@ class Scheduler:
         busy = None
         for sibling in siblings:
             if sibling.request_id in self.running:
-                if sibling.num_computed_tokens >= num_needed:
+                if sibling.num_computed_tokens >= num_needed and sibling.last_matched_step < step_id:
                     return sibling, False
                 busy = busy or sibling
         if busy is None:
@@ -498,6 +499,7 @@ class Scheduler:
             index = start // block_size
             plan.copies.append((source.block_table[index], request.block_table[index]))
         request.num_computed_tokens = start
+        request.last_matched_step = plan.step_id
         if not resumed and source is None:
             request.num_cached_tokens = start
         request.slot = heappop(self._free_slots)
@@ -619,7 +621,7 @@ class Scheduler:
             if row.logits_from < row.num_tokens:
                 request.num_pending_samples -= 1
             if isinstance(out, str):
-                self.kv.withdraw(request, row.start)
+                self.kv.withdraw(request, 0)  # earlier chunks may be as wrong as this one, unseen without logits
                 self._finish(request, FinishReason.ERROR, out, now_ns)
                 accepted.append(())
             else:
