@@ -107,7 +107,7 @@ def _fault(model: EmbeddedModel, path: Path, home: Home) -> str | None:
         if num_bytes != model.num_bytes:
             return f"has {num_bytes:,} bytes instead of {model.num_bytes:,}"
         return None if home.sha256(path) == model.sha256 else "has been altered: its SHA-256 is not the published one"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return "is missing"
 
 

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
 import everystop
-from everystop.core.errors import ModelFileDamaged, UnsupportedModel
+from everystop.core.errors import ModelError, ModelFileDamaged, UnsupportedModel
 from everystop.model.checkpoint import Checkpoint
 from everystop.model.from_gguf import GgufCheckpoint
 from everystop.model.from_safetensors import read_json_object
@@ -150,7 +150,7 @@ def _build_gguf(gguf: GgufFile) -> tokenizers.Tokenizer:
     types = _numbers(gguf, "token_type", len(tokens))
     try:
         inner = _byte_level(gguf, tokens) if kind == "gpt2" else _sentencepiece(gguf, tokens, types)
-    except ModelFileDamaged:
+    except ModelError:
         raise
     except Exception as error:  # the library raises no narrower class
         raise ModelFileDamaged(f"{gguf.path}: the vocabulary and its merges do not fit together: {error}") from error
