@@ -1,7 +1,7 @@
-"""A server in a thread over the real engine and a runner without a model: it repeats its prompt, byte by byte, then ends.
+"""A server in a thread over the real engine and a runner without a model: it repeats its prompt, then ends.
 
-Token i below 256 is byte i; 256 is the end token, 257 a control token that is never shown. So a test writes the answer it wants
-as the prompt. With `ignore_eos` the prompt is repeated for ever.
+Token i below 256 is byte i; 256 is the end token, 257 a control token that is never shown. So a test writes the answer
+it wants as the prompt. With `ignore_eos` the prompt is repeated for ever.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import codecs
 import contextlib
 import http.client
+import itertools
 import json
 import threading
 import time
@@ -58,7 +59,7 @@ class ParrotTexts:
 
 
 class ParrotRunner:
-    """Output k of a request is token k of its prompt, then EOS. `before_step` may wait or raise, `step_s` slows every step."""
+    """Output k of a request is token k of its prompt, then EOS; `before_step` may wait or raise."""
 
     def __init__(self) -> None:
         self.step_s = 0.0
@@ -94,7 +95,7 @@ class ParrotRunner:
 
 def encode_chat(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """The contents of all messages, one after the other; refuses two turns of one role in a row."""
-    for one, next_one in zip(messages, messages[1:], strict=False):
+    for one, next_one in itertools.pairwise(messages):
         if one["role"] == next_one["role"]:
             raise ChatTemplateError("roles must alternate")
     return list("".join(message["content"] for message in messages).encode())
@@ -215,11 +216,8 @@ class ParrotServer:
     def metric(self, name: str, label: str = "") -> float:
         """The sum of a metric's samples that have this label."""
         lines = self.get("/metrics")[1].decode().splitlines()
-        values = [
-            float(line.rpartition(" ")[2])
-            for line in lines
-            if line.partition("{")[0] == f"everystop_{name}" and label in line
-        ]
+        named = [line for line in lines if line.partition("{")[0] == f"everystop_{name}" and label in line]
+        values = [float(line.rpartition(" ")[2]) for line in named]
         assert values, name
         return sum(values)
 

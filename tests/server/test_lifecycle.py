@@ -191,6 +191,19 @@ def test_status_line_while_busy_only() -> None:
         assert len(server.says) == said
 
 
+def test_metrics_that_fail_stop_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with parrot() as server:
+
+        def fail(*args: object) -> None:
+            raise ValueError("a counter went backwards")
+
+        monkeypatch.setattr("everystop.observe.metrics.Metrics._count", fail)
+        assert server.complete("ab")[1]["choices"][0]["text"] == "ab"
+        time.sleep(0.6)  # longer than a tick
+        assert server.get("/health")[0] == 200
+        assert server.complete("ab")[1]["choices"][0]["text"] == "ab"
+
+
 def test_keep_alive_connections_serve_many_requests(server: ParrotServer) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     for i in range(5):

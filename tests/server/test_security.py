@@ -61,8 +61,9 @@ def test_every_route_but_health_needs_a_key(guarded: ParrotServer) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["//v1/models", "/v1/../v1/models", "/v1/models/", "/health/", "//health", "/health/../v1/models", "/HEALTH", "/", "/docs",
-     "/openapi.json", "/v1%2Fmodels", "/health%00", "/health;/v1/models", "/v1/models?x=/health", "/health%2f..%2fmetrics"],
+    ["//v1/models", "/v1/../v1/models", "/v1/models/", "/health/", "//health", "/health/../v1/models", "/HEALTH", "/",
+     "/docs", "/openapi.json", "/v1%2Fmodels", "/health%00", "/health;/v1/models", "/v1/models?x=/health",
+     "/health%2f..%2fmetrics"],
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS", "PUT"])
 def test_odd_paths_and_methods_need_a_key(guarded: ParrotServer, method: str, path: str) -> None:

@@ -35,7 +35,7 @@ class StatusLine:
         num_running, num_waiting = self._metrics.num_running, self._metrics.num_waiting
         if not (steps or num_running or num_waiting):
             return None
-        hit_rate = f"{hits / queries:.0%}" if queries else "–"
+        hit_rate = f"{min(1.0, hits / queries):.0%}" if queries else "–"
         return (
             f"running {num_running}  waiting {num_waiting}  KV {self._metrics.kv_usage:.0%}  "
             f"in {prompt / seconds:,.0f} tok/s  out {output / seconds:,.0f} tok/s  steps {steps / seconds:,.0f}/s  "

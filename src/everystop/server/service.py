@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -18,6 +19,8 @@ from everystop.observe.stats import StatusLine
 from everystop.server.http import HttpServer
 from everystop.server.routes import make_app
 from everystop.server.state import Phase, ServedModel, ServerState
+
+logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
 TICK_S = 0.25
@@ -146,11 +149,14 @@ class Service:
         status, next_line_s = StatusLine(metrics, time.monotonic()), time.monotonic() + self._stats_interval_s
         while True:
             await asyncio.sleep(TICK_S)
-            metrics.catch_up()
             silent_s = self.state.silent_s()
             if silent_s > self._stuck_fail_s:
                 self.state.board.fail_all(EngineDead(f"the engine has not finished a step for {silent_s:.0f} s"))
             now_s = time.monotonic()
+            try:
+                metrics.catch_up()
+            except Exception:
+                logger.exception("metrics could not be counted; serving goes on")
             if self._stats_interval_s > 0 and now_s >= next_line_s:
                 next_line_s = now_s + self._stats_interval_s
                 line = status.next(now_s)
@@ -162,14 +168,14 @@ class Service:
         state = self.state
         if state.phase is Phase.READY:
             state.phase = Phase.DRAINING
-            self._say(f"draining: {state.num_open} requests have {self._shutdown_timeout_s:g} s to finish")
+            self._say(f"draining; open requests: {state.num_open}, time to finish: {self._shutdown_timeout_s:g} s")
         deadline_s = time.monotonic() + self._shutdown_timeout_s
         while state.num_open and self._signals < 2 and time.monotonic() < deadline_s:
             await asyncio.sleep(POLL_S)
         if not state.num_open or state.metrics is None:
             return
         why = "a second signal" if self._signals >= 2 else f"--shutdown-timeout {self._shutdown_timeout_s:g} s"
-        self._say(f"ending {state.num_open} unfinished requests: {why}")
+        self._say(f"ending unfinished requests: {state.num_open}, because of {why}")
         state.board.fail_all(Draining("the server has shut down before the request was finished"))
         deadline_s = time.monotonic() + LAST_WORDS_S
         while state.num_open and time.monotonic() < deadline_s:
