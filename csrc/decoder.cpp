@@ -261,12 +261,17 @@ void Decoder::note(int64_t StepTimes::* part) {
   last_note_ = now;
 }
 
-void Decoder::project(const uint8_t* weights, const float* x, int64_t m, int64_t n, int64_t k, int64_t ldx,
-                      const float* bias, float* y, int64_t ldy, int64_t StepTimes::* part) {
-  prepare_activations(config_.dtype, x, m, k, ldx, activations_.get(), team_);
+void Decoder::project(const Projection& p) {
+  if (mutant_ == Mutant::none) return project_exactly(p);
+  if (mutant_ == Mutant::quantize_over_batch) return project_quantized_over_batch(p);
+  project_split_by_rows(p);
+}
+
+void Decoder::project_exactly(const Projection& p) {
+  prepare_activations(config_.dtype, p.x, p.m, p.k, p.k, activations_.get(), team_);
   note(&StepTimes::prepare);
-  linear_forward(config_.dtype, weights, activations_.get(), m, n, k, bias, y, ldy, team_);
-  note(part);
+  linear_forward(config_.dtype, p.weights, activations_.get(), p.m, p.n, p.k, p.bias, p.y, p.ldy, team_);
+  note(p.part);
 }
 
 void Decoder::embed() {
@@ -335,12 +340,12 @@ void Decoder::run_attention_block(int64_t layer) {
   const DecoderConfig& c = config_;
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   normalize(layer == 0 ? nullptr : delta_.get(), w.attn_norm);
-  project(w.qkv, normed_.get(), num_tokens_, c.qkv_size(), c.hidden_size, c.hidden_size, w.qkv_bias,
-          qkv_.get(), c.qkv_size(), &StepTimes::qkv);
+  project({w.qkv, normed_.get(), num_tokens_, c.qkv_size(), c.hidden_size, w.qkv_bias, qkv_.get(),
+           c.qkv_size(), &StepTimes::qkv});
   rotate_and_store(layer);
   attend(layer);
-  project(w.o, attended_.get(), num_tokens_, c.hidden_size, c.q_size(), c.q_size(), nullptr, delta_.get(),
-          c.hidden_size, &StepTimes::o);
+  project({w.o, attended_.get(), num_tokens_, c.hidden_size, c.q_size(), nullptr, delta_.get(), c.hidden_size,
+           &StepTimes::o});
 }
 
 void Decoder::run_mlp_block(int64_t layer) {
@@ -348,15 +353,15 @@ void Decoder::run_mlp_block(int64_t layer) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const int64_t inner = c.intermediate_size;
   normalize(delta_.get(), w.mlp_norm);
-  project(w.gate_up, normed_.get(), num_tokens_, 2 * inner, c.hidden_size, c.hidden_size, nullptr,
-          gate_up_.get(), 2 * inner, &StepTimes::gate_up);
+  project({w.gate_up, normed_.get(), num_tokens_, 2 * inner, c.hidden_size, nullptr, gate_up_.get(),
+           2 * inner, &StepTimes::gate_up});
   for_rows(num_tokens_, inner * 4, [&](int64_t t, int) {
     const float* gate = gate_up_.get() + t * 2 * inner;
     kernels_.silu_mul(gate, gate + inner, inner, activated_.get() + t * inner);
   });
   note(&StepTimes::activation);
-  project(w.down, activated_.get(), num_tokens_, c.hidden_size, inner, inner, nullptr, delta_.get(),
-          c.hidden_size, &StepTimes::down);
+  project({w.down, activated_.get(), num_tokens_, c.hidden_size, inner, nullptr, delta_.get(), c.hidden_size,
+           &StepTimes::down});
 }
 
 void Decoder::run_layers() {
@@ -377,8 +382,8 @@ void Decoder::compute_logits(int64_t first, int64_t count) {
     kernels_.add_rms_norm(x, delta_.get() + t * d, weights_.norm, d, config_.rms_norm_eps, x);
   });
   note(&StepTimes::norm);
-  project(weights_.lm_head, normed_.get(), count, config_.vocab_size, d, d, nullptr, logits_.get(),
-          logits_stride_, &StepTimes::lm_head);
+  project({weights_.lm_head, normed_.get(), count, config_.vocab_size, d, nullptr, logits_.get(),
+           logits_stride_, &StepTimes::lm_head});
 }
 
 void Decoder::forward(const StepRow* rows, int64_t num_rows, float* logits) {

@@ -119,6 +119,17 @@ class Decoder {
     int64_t block, offset;
   };
 
+  // y [m, n] (rows ldy apart) = x [m, k] · wᵀ + bias; its time counts as `part`.
+  struct Projection {
+    const uint8_t* weights;
+    const float* x;
+    int64_t m, n, k;
+    const float* bias;
+    float* y;
+    int64_t ldy;
+    int64_t StepTimes::* part;
+  };
+
   RequestState& find(int64_t request_id);
   void check_blocks(const int32_t* blocks, int64_t count) const;
   void plan_rows(const StepRow* rows, int64_t num_rows, int64_t num_padded_rows);
@@ -131,8 +142,10 @@ class Decoder {
   void rotate_and_store(int64_t layer);
   void attend(int64_t layer);
   void normalize(const float* delta, const float* weight);
-  void project(const uint8_t* weights, const float* x, int64_t m, int64_t n, int64_t k, int64_t ldx,
-               const float* bias, float* y, int64_t ldy, int64_t StepTimes::* part);
+  void project(const Projection& p);
+  void project_exactly(const Projection& p);
+  void project_quantized_over_batch(const Projection& p);
+  void project_split_by_rows(const Projection& p);
   void compute_logits(int64_t first, int64_t count);
   void sample(int64_t num_rows, int64_t num_padded_rows, int32_t* tokens);
   int32_t sample_row(int64_t row, int64_t logits_row, int thread);
