@@ -1,7 +1,7 @@
-"""Random traffic over random small configurations, checked against the oracle after every step; counts what it covered.
+"""Random traffic over random small configurations, checked against the oracle after every step; counts its coverage.
 
-An episode is one configuration: arrivals, groups, shared prefixes, aborts in every state, failing rows, then a drain. Everything
-follows from the seed of the episode, which a failure names.
+An episode is one configuration: arrivals, groups, shared prefixes, aborts in every state, failing rows, then a drain.
+Everything follows from the seed of the episode, which a failure names.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import random
 from collections import Counter
 from itertools import count
 
+from tests.core.harness import POLICIES, Harness, eos, make_request, make_scheduler, state_of
+
 from everystop.core.errors import RequestError
 from everystop.core.request import RequestState
-from tests.core.harness import POLICIES, Harness, eos, make_request, make_scheduler, state_of
 
 # States in which requests are aborted, with weights that make up for how rare they are.
 ABORT_WEIGHTS = {
@@ -24,13 +25,14 @@ ABORT_WEIGHTS = {
     "in flight": 3,
     "finished or unknown": 1.5,
 }
+ABORT_RATES = (0.0, 0.1, 0.5)  # a step; requests in a rare state are aborted whenever it is not 0
 STEPS_PER_EPISODE = 160
 
 
 class Episode:
     """One configuration under random traffic."""
 
-    def __init__(self, seed: str, policy: str, depth: int) -> None:
+    def __init__(self, seed: str, policy: str, depth: int, abort_rate: float) -> None:
         self.rng = rng = random.Random(seed)
         self.block_size = rng.choice([1, 2, 3, 4, 8])
         self.num_blocks = rng.randint(32, 96) // self.block_size + 2
@@ -54,7 +56,7 @@ class Episode:
         )
         self.load = rng.choice([0.7, 1.2, 2.0]) * self.max_num_seqs
         self.prefixes = [[rng.randrange(64) for _ in range(rng.randint(1, 30))] for _ in range(3)]
-        self.abort_rate = rng.choice([0.0, 0.05, 0.4])
+        self.abort_rate = abort_rate
         self.failure_rate = rng.choice([0.0, 0.0, 0.02])
         self.ids = count()
 
@@ -70,8 +72,8 @@ class Episode:
     def drain_bound(self) -> int:
         """Turns within which everything that is left must be done, however it is preempted.
 
-        The first in keep order never loses its blocks and gets a token at least every `num_running` steps, so each request's
-        whole length, computed once more for good, times the number that can take turns, bounds its time at the front.
+        The first in keep order never loses its blocks and gets a token at least every `max_num_seqs` steps: its whole
+        length, computed once more for good, times the number that can take turns, bounds its time at the front.
         """
         scheduler = self.harness.scheduler
         left = sum(r.num_prompt_tokens + r.max_tokens + 3 for r in scheduler.requests.values())
@@ -141,14 +143,14 @@ class Episode:
 
 
 def fuzz(num_steps: int, *, seed: int = 0) -> Counter[str]:
-    """At least `num_steps` steps over every policy and both depths; returns the coverage. Fails with the episode's seed."""
+    """At least `num_steps` steps over every policy and both depths; returns the coverage. Failures name the episode."""
     coverage: Counter[str] = Counter()
     for episode in count():
         if coverage["steps"] >= num_steps:
             return coverage
         policy, depth = POLICIES[episode % 4], episode // 4 % 2
         name = f"{seed}:{episode}:{policy}:{depth}"
-        run = Episode(name, policy, depth)
+        run = Episode(name, policy, depth, abort_rate=ABORT_RATES[episode // 2 % len(ABORT_RATES)])
         try:
             run.run(STEPS_PER_EPISODE)
         except Exception as error:

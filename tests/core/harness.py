@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from tests.core.hash_model import EOS, HashModelRunner, Solo, ends_stop_string, solo
+
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
@@ -13,7 +15,6 @@ from everystop.core.policy import Continuous, Policy, Static, StaticPadded, View
 from everystop.core.request import FinishReason, Request, RequestState, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.loop import StepLoop, Turn
-from tests.core.hash_model import EOS, HashModelRunner, Solo, ends_stop_string, solo
 
 NS_PER_MS = 1_000_000
 POLICIES = ("continuous", "static", "static-padded", "priority")
@@ -53,7 +54,7 @@ def make_policy(name: str, batch_wait_ns: int = 0) -> Policy:
 
 
 def make_request(request_id: int, prompt: int | Sequence[int] = 8, **fields: Any) -> Request:
-    """A request; `prompt` is a length (then the tokens are its own) or tokens; sampling parameters go by their names."""
+    """A request; `prompt` is a length (its tokens are its own then) or tokens; `fields` are its own or its params'."""
     own = range(1000 * request_id, 1000 * request_id + prompt) if isinstance(prompt, int) else prompt
     of_request = {name: fields.pop(name) for name in tuple(fields) if name in _REQUEST_FIELDS}
     fields.setdefault("temperature", 0.0)

@@ -1,9 +1,10 @@
 """A model without weights whose next token is a digest of every visible cell of its paged cache.
 
-It has two layers, as the smallest transformer that shows what a stale read does: a cell of layer 1 holds (token, position);
-a cell of layer 2 holds a digest of all layer-1 cells that its position may see; the next token is a digest of all layer-2 cells
-that the last position may see. All rows of a layer write before any row of it attends. So a wrong, stale, foreign or missing
-cell at any time changes the output, in this step or in every later one that sees its consequence.
+It has two layers, as the smallest transformer that shows what a stale read does: a cell of layer 1 holds (token,
+position); a cell of layer 2 holds a digest of all layer-1 cells that its position may see; the next token is a digest
+of all layer-2 cells that the last position may see. All rows of a layer write before any row of it attends. So a wrong,
+stale, foreign or missing cell at any time changes the output, in this step or in every later one that sees its
+consequence.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def ends_stop_string(token: int) -> bool:
 def sample(
     state: bytes, params: SamplingParams, choice_index: int, output_position: int, stop_ids: Collection[int]
 ) -> int:
-    """The next token after a context with digest `state`; greedy at temperature 0, else keyed by seed, choice and position."""
+    """The next token after a context with digest `state`; keyed by seed, choice, position unless greedy."""
     key = (params.seed, choice_index, output_position) if params.temperature > 0 else ()
     digest = blake2b(state + repr((key, params.logit_bias)).encode(), digest_size=8).digest()
     token = int.from_bytes(digest, "little") % VOCABULARY
@@ -95,8 +96,8 @@ class _State:
 class HashModelRunner:
     """Executes plans over a fake paged cache; keeps its own state per request and believes nothing but the plans.
 
-    A block is poisoned when a plan hands it to a request that has not computed what it holds. `before_execute` is called with each
-    plan first. `fail` names requests whose next row fails with a code, as a row with NaN logits would.
+    A block is poisoned when a plan hands it to a request that has not computed what it holds. `before_execute` is
+    called with each plan first. `fail` names requests whose next row fails with a code, as one with NaN logits would.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class HashModelRunner:
         return set(self._states)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Bookkeeping in the order that `StepPlan` states, then layer by layer: all rows write, then all rows attend."""
+        """Bookkeeping in the order that `StepPlan` states, then layer by layer: all rows write, then all attend."""
         if self._before_execute is not None:
             self._before_execute(plan)
         self.num_steps += 1
@@ -163,7 +164,7 @@ class HashModelRunner:
         )
 
     def _poison_from(self, block_ids: Sequence[int], index: int, start: int) -> None:
-        """Blocks at or behind the block of `start` hold nothing of this request yet; those before it are shared and stay."""
+        """Blocks at or behind that of `start` hold nothing of this request yet; those before it are shared and stay."""
         for i, block in enumerate(block_ids, index):
             if i >= start // self.block_size:
                 self._layer1[block][:] = self._poison

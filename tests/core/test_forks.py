@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.core.harness import Harness, make_request, make_scheduler
+from tests.core.hash_model import solo
 
 from everystop.core.events import AdmitEvent
 from everystop.core.request import RequestState
-from tests.core.hash_model import solo
-from tests.core.harness import Harness, make_request, make_scheduler
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -80,7 +80,7 @@ def test_leader_whose_row_fails_takes_no_child_with_it() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_fork_copies_no_block_that_is_filled_in_the_same_step(depth: int) -> None:
-    """A stranger with the same tokens computes what a resumed sibling matches; a child must not copy it before it is there."""
+    """A stranger with the same tokens computes what a resumed sibling matches: not there yet when copies are done."""
     prompt = [1, 2, 3, 4, 5, 6]
     scheduler = make_scheduler(
         policy="priority", num_blocks=16, block_size=4, max_num_seqs=3, max_num_batched_tokens=100

@@ -1,37 +1,34 @@
-"""Fuzzing of scheduler, cache and loop against the oracle, with its coverage asserted so that it cannot become vacuous."""
+"""Fuzzing of scheduler, cache and loop against the oracle; its coverage is asserted, so it cannot become vacuous."""
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
-
 from tests.core.fuzz import ABORT_WEIGHTS, fuzz
 from tests.core.harness import POLICIES
 
 
 def required(num_steps: int) -> dict[str, int]:
-    """What a run of `num_steps` must have covered, in proportion to 100,000 steps."""
-    per_100k = {"preemptions": 1000, "prefix hits": 1000, "forks": 500, "evictions": 500, "failed rows": 100}
+    """What a run must have covered, in proportion to 100,000 steps."""
+    per_100k = {"steps": 100_000, "preemptions": 1000, "prefix hits": 1000, "forks": 500, "evictions": 500}
+    per_100k |= {"failed rows": 100, "wasted rows": 1000}
     per_100k |= {f"aborts while {state}": 1000 for state in ABORT_WEIGHTS}
     per_100k |= {f"steps under {policy}": 15_000 for policy in POLICIES}
     per_100k |= {f"steps at depth {depth}": 30_000 for depth in (0, 1)}
     return {name: number * num_steps // 100_000 for name, number in per_100k.items()}
 
 
-def check_fuzz(num_steps: int, seed: int) -> Counter[str]:
-    """Fuzz, print the coverage and assert it; a divergence from the oracle fails inside."""
-    coverage = fuzz(num_steps, seed=seed)
+def check_fuzz(num_steps: int, *, seed: int) -> None:
+    """Fuzz for half as long again, print the coverage and assert it; a divergence from the oracle fails inside."""
+    coverage = fuzz(num_steps * 3 // 2, seed=seed)
     print(*(f"{name}: {number:,}" for name, number in sorted(coverage.items())), sep="\n")
     missed = {name: (coverage[name], least) for name, least in required(num_steps).items() if coverage[name] < least}
     assert not missed
-    return coverage
 
 
 def test_ten_thousand_fuzzed_steps_never_diverge_from_the_oracle() -> None:
-    check_fuzz(10_000, seed=1)
+    check_fuzz(10_000, seed=2)
 
 
 @pytest.mark.slow
 def test_hundred_thousand_fuzzed_steps_never_diverge_from_the_oracle() -> None:
-    check_fuzz(100_000, seed=2)
+    check_fuzz(100_000, seed=3)

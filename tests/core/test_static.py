@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.core.harness import NS_PER_MS, Harness, make_request, make_scheduler
 
 from everystop.core.events import StepEvent, WaitEvent, WaitReason
-from tests.core.harness import NS_PER_MS, Harness, make_request, make_scheduler
 
 
 def steps(harness: Harness) -> list[StepEvent]:
