@@ -1,8 +1,12 @@
 #include "thread_team.hpp"
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cassert>
 #include <chrono>
+#include <climits>
 #include <stdexcept>
 #include <string>
 
@@ -12,6 +16,8 @@
 
 namespace everystop {
 namespace {
+
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the kernel reads it as a plain word");
 
 constexpr uint64_t kTilesMask = 0xffffffffu;
 // Longer than the serial gaps inside a step, shorter than the gap between two steps of an idle server.
@@ -36,10 +42,7 @@ ThreadTeam::ThreadTeam(int num_threads) : num_threads_(num_threads) {
 
 ThreadTeam::~ThreadTeam() {
   stopping_.store(true);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    wake_.notify_all();
-  }
+  wake_sleepers();
   // After a fork the threads exist only in the parent.
   const bool forked = owner_process_ != static_cast<int64_t>(getpid());
   for (std::thread& worker : workers_) {
@@ -60,6 +63,7 @@ void ThreadTeam::start_workers() {
 }
 
 void ThreadTeam::run_shared(int64_t num_tiles, Call call, const void* context) {
+  assert(num_tiles <= static_cast<int64_t>(kTilesMask));
   if (workers_.empty()) start_workers();
   call_.store(call, std::memory_order_relaxed);
   context_.store(context, std::memory_order_relaxed);
@@ -67,10 +71,7 @@ void ThreadTeam::run_shared(int64_t num_tiles, Call call, const void* context) {
   num_done_.store(0, std::memory_order_relaxed);
   const uint64_t job = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
   ticket_.store(job << 32 | static_cast<uint64_t>(num_tiles), std::memory_order_seq_cst);
-  if (num_sleeping_.load(std::memory_order_seq_cst) > 0) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    wake_.notify_all();
-  }
+  if (num_sleeping_.load(std::memory_order_seq_cst) > 0) wake_sleepers();
   const int64_t own = take_tiles(0);
   num_done_.fetch_add(own, std::memory_order_acq_rel);
   wait_until_done(num_tiles);
@@ -104,25 +105,38 @@ void ThreadTeam::work(int thread) {
   }
 }
 
+bool ThreadTeam::has_work() const {
+  return (ticket_.load(std::memory_order_seq_cst) & kTilesMask) != 0 ||
+         stopping_.load(std::memory_order_seq_cst);
+}
+
 // Waits until the current job has tiles left: spins for a short while, then sleeps. Returns false when the
 // team is closing.
 bool ThreadTeam::wait_for_work() {
-  auto has_work = [&] {
-    return (ticket_.load(std::memory_order_seq_cst) & kTilesMask) != 0 ||
-           stopping_.load(std::memory_order_relaxed);
-  };
-  const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
-  do {
-    for (int i = 0; i < kPausesPerClockRead; ++i) {
-      if (has_work()) return !stopping_.load();
-      pause_cpu();
-    }
-  } while (std::chrono::steady_clock::now() < deadline);
-  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+    do {
+      for (int i = 0; i < kPausesPerClockRead; ++i) {
+        if (has_work()) return !stopping_.load();
+        pause_cpu();
+      }
+    } while (std::chrono::steady_clock::now() < deadline);
+    sleep_until_woken();
+  }
+}
+
+// A job published after has_work() finds this thread counted as sleeping, so its wake-up changes the futex
+// first.
+void ThreadTeam::sleep_until_woken() {
+  const uint32_t expected = num_wakes_.load(std::memory_order_seq_cst);
   num_sleeping_.fetch_add(1, std::memory_order_seq_cst);
-  wake_.wait(lock, has_work);
-  num_sleeping_.fetch_sub(1, std::memory_order_relaxed);
-  return !stopping_.load();
+  if (!has_work()) syscall(SYS_futex, &num_wakes_, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+  num_sleeping_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void ThreadTeam::wake_sleepers() {
+  num_wakes_.fetch_add(1, std::memory_order_seq_cst);
+  syscall(SYS_futex, &num_wakes_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
 void ThreadTeam::wait_until_done(int64_t num_tiles) {

@@ -6,9 +6,7 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -48,7 +46,10 @@ class ThreadTeam {
   void start_workers();
   void work(int thread);
   int64_t take_tiles(int thread);
+  bool has_work() const;
   bool wait_for_work();
+  void sleep_until_woken();
+  void wake_sleepers();
   void wait_until_done(int64_t num_tiles);
 
   const int num_threads_;
@@ -63,9 +64,8 @@ class ThreadTeam {
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int64_t> num_done_{0};
   alignas(64) std::atomic<int> num_sleeping_{0};
+  std::atomic<uint32_t> num_wakes_{0};  // the futex that sleepers wait on
   std::atomic<bool> stopping_{false};
-  std::mutex mutex_;
-  std::condition_variable wake_;
 };
 
 }  // namespace everystop
