@@ -1,0 +1,141 @@
+"""Attention against its naive version, and the bits that must not depend on how it is called."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from everystop import _native
+
+# (query heads, KV heads, head_dim, rows, first position, block size)
+SHAPES = [
+    (9, 3, 64, 1, 0, 16),
+    (9, 3, 64, 40, 300, 32),
+    (4, 4, 12, 17, 500, 64),
+    (8, 1, 128, 5, 255, 16),
+    (6, 2, 80, 33, 0, 256),
+    (1, 1, 2, 3, 14, 128),
+    (14, 2, 64, 1, 1000, 32),
+    (30, 1, 16, 2, 40, 32),
+]
+
+
+def make_inputs(shape: tuple[int, ...], seed: int = 0) -> dict[str, Any]:
+    """Random q, k, v and a shuffled block table with gaps."""
+    heads, kv_heads, dim, rows, first, block_size = shape
+    rng = np.random.default_rng(seed)
+    num_keys = first + rows
+    num_blocks = -(-num_keys // block_size)
+    return {
+        "q": rng.standard_normal((rows, heads, dim)).astype(np.float32),
+        "k": rng.standard_normal((num_keys, kv_heads, dim)).astype(np.float32),
+        "v": rng.standard_normal((num_keys, kv_heads, dim)).astype(np.float32),
+        "first_position": first,
+        "block_size": block_size,
+        "block_table": rng.permutation(num_blocks + 3)[:num_blocks].astype(np.int32),
+    }
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equals_the_naive_version(shape: tuple[int, ...], half: bool) -> None:
+    inputs = make_inputs(shape)
+    naive = _native.attention(**inputs, half=half, naive=True)
+    np.testing.assert_allclose(_native.attention(**inputs, half=half), naive, atol=2e-6, rtol=2e-5)
+
+
+def test_the_naive_version_is_attention() -> None:
+    inputs = make_inputs((4, 2, 16, 5, 37, 16))
+    q, k, v = (inputs[name].astype(np.float64) for name in "qkv")
+    out = _native.attention(**inputs, naive=True)
+    for row in range(5):
+        for head in range(4):
+            scores = k[: 38 + row, head // 2] @ q[row, head] / 4.0
+            weights = np.exp(scores - scores.max())
+            expected = weights @ v[: 38 + row, head // 2] / weights.sum()
+            np.testing.assert_allclose(out[row, head], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_bits_do_not_depend_on_tiles_blocks_or_chunks(half: bool) -> None:
+    inputs = make_inputs((9, 3, 64, 50, 230, 32))
+    whole = _native.attention(**inputs, half=half, tile_rows=8)
+    for tile_rows in (1, 2, 4):
+        np.testing.assert_array_equal(_native.attention(**inputs, half=half, tile_rows=tile_rows), whole)
+    for block_size in (16, 64, 128, 256):
+        table = np.arange(20, dtype=np.int32)[::-1].copy()
+        other = inputs | {"block_size": block_size, "block_table": table}
+        np.testing.assert_array_equal(_native.attention(**other, half=half, tile_rows=8), whole)
+    for start, end in ((0, 1), (1, 27), (26, 50)):
+        chunk = inputs | {"q": inputs["q"][start:end].copy(), "first_position": 230 + start}
+        chunk |= {"k": inputs["k"][: 230 + end].copy(), "v": inputs["v"][: 230 + end].copy()}
+        np.testing.assert_array_equal(_native.attention(**chunk, half=half, tile_rows=8), whole[start:end])
+
+
+def test_later_positions_are_never_touched() -> None:
+    """NaN in the keys and values after a row leaves the row alone, also inside its tile."""
+    inputs = make_inputs((9, 3, 64, 8, 40, 16))
+    clean = _native.attention(**inputs, tile_rows=8)
+    inputs["k"][44:] = np.nan
+    inputs["v"][44:] = np.nan
+    out = _native.attention(**inputs, tile_rows=8)
+    np.testing.assert_array_equal(out[:4], clean[:4])
+    assert np.isnan(out[4:]).all()
+
+
+def test_large_scores_do_not_overflow() -> None:
+    inputs = make_inputs((2, 1, 16, 3, 600, 16))
+    inputs["q"] *= 1e4
+    out = _native.attention(**inputs)
+    assert np.isfinite(out).all()
+    np.testing.assert_allclose(out, _native.attention(**inputs, naive=True), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block_size": 24}, "block_size must be 16, 32, 64, 128 or 256, not 24"),
+        ({"block_table": np.zeros(1, dtype=np.int32)}, "do not hold"),
+        ({"block_table": np.full(4, -1, dtype=np.int32)}, "negative"),
+        ({"first_position": 3}, "as many keys"),
+    ],
+)
+def test_wrong_sizes_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _native.attention(**make_inputs((2, 1, 16, 3, 30, 16)) | change)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "portable"])
+def test_other_instruction_sets_give_the_same_numbers(isa: str) -> None:
+    """The tests of this folder's decoder kernels pass on the other paths too."""
+    # The interpreter path of this process is handed on, so that both see the same module.
+    files = [f"{os.path.dirname(__file__)}/test_{name}.py" for name in ("attention", "norm", "rope", "sampling")]
+    process = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "-o",
+            "pythonpath=",
+            "-k",
+            "not other_instruction",
+            *files,
+        ],
+        env=os.environ | {"EVERYSTOP_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    if "this CPU cannot run it" in process.stdout:
+        pytest.skip(f"this CPU cannot run {isa}")
+    assert process.returncode == 0, process.stdout
