@@ -51,7 +51,7 @@ ALLOWED = {
         "everystop.runner",
     },
     "everystop.engine.llm": {*STARTERS, "everystop.engine"},
-    "everystop.server.app": {"everystop.config", "everystop.server"},
+    "everystop.server.app": {"everystop.config", "everystop.server", ERRORS},
     "everystop.server.batch": {"everystop.config", "everystop.engine", "everystop.server", ERRORS},
     "everystop.server.opening": {*STARTERS, "everystop.engine", "everystop.server", "everystop.observe"},
     "everystop.server": {

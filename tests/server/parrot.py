@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import uvloop
+
 from everystop.core.errors import ChatTemplateError
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
@@ -113,6 +115,7 @@ class ParrotServer:
         self._max_num_seqs = options.pop("max_num_seqs", 16)
         self._max_sequences = options.pop("max_sequences", 4096)
         self.load_gate = threading.Event()
+        self.before_long_encode: Callable[[], None] = lambda: None
         if not options.pop("hold_loading", False):
             self.load_gate.set()
         self._sock = listen("127.0.0.1", 0)
@@ -134,18 +137,24 @@ class ParrotServer:
             engine=self.engine,
             texts=ParrotTexts(),
             limits=Limits((MODEL, "alias"), VOCAB, self._max_model_len),
-            encode=lambda text: list(text.encode()),
+            encode=self._encode,
             encode_chat=encode_chat,
             num_blocks=self.num_blocks,
             max_sequences=self._max_sequences,
         )
+
+    def _encode(self, text: str) -> list[int]:
+        if len(text) > 10_000:
+            self.before_long_encode()
+        return list(text.encode())
 
     def _run(self) -> None:
         async def main() -> int:
             self.loop = asyncio.get_running_loop()
             return await self.service.run()
 
-        self.exit_code = asyncio.run(main())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            self.exit_code = runner.run(main())
 
     def __enter__(self) -> ParrotServer:
         self._thread.start()

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from tests.server.parrot import ParrotServer, parrot, parse_events, wait_until
 
+from everystop.config import Config
 from everystop.core.errors import ConfigError, ModelFileDamaged
+from everystop.server.app import serve
 from everystop.server.listener import listen
 from everystop.server.service import Service
 from everystop.server.state import ServedModel
@@ -191,6 +193,19 @@ def test_status_line_while_busy_only() -> None:
         assert len(server.says) == said
 
 
+def test_a_long_prompt_in_the_tokenizer_keeps_nobody_waiting() -> None:
+    with parrot(num_blocks=2048, max_model_len=20_000) as server:
+        gate = threading.Event()
+        server.before_long_encode = lambda: (gate.wait(20), None)[1]
+        stream = Stream(server, prompt="x" * 15_000, max_tokens=2)
+        wait_until(lambda: server.service.state.num_open == 1)
+        assert server.get("/health")[0] == 200
+        assert server.complete("ab")[1]["choices"][0]["text"] == "ab"
+        assert not stream.started.is_set()
+        gate.set()
+        assert stream.events()[-1] == "[DONE]"
+
+
 def test_metrics_that_fail_stop_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with parrot() as server:
 
@@ -212,3 +227,9 @@ def test_keep_alive_connections_serve_many_requests(server: ParrotServer) -> Non
         assert answer.status == 200
         answer.read()
     connection.close()
+
+
+@pytest.mark.parametrize("key", ["", " ", "key ", "\tkey"])
+def test_keys_that_no_client_could_send_are_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="--api-key"):
+        serve(Config(port=0, api_key=("good", key)))

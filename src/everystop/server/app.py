@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from everystop.config import Config
+from everystop.core.errors import ConfigError
 from everystop.server.listener import listen
 
 
@@ -13,6 +14,8 @@ def serve(config: Config) -> int:
     Raises ConfigError and ModelError for what cannot be served.
     """
     config.validate()
+    if any(key.strip() != key or not key for key in config.api_key):
+        raise ConfigError("--api-key is empty or has blanks at its ends; give the key itself")
     with listen(config.host, config.port) as sock:
         from everystop.server.opening import Opening, run
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,22 +18,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop import __version__
-from everystop.core.errors import EverystopError, RequestError
-from everystop.core.request import SamplingParams
+from everystop.core.errors import EverystopError
 from everystop.observe.metrics import render
 from everystop.server import protocol
 from everystop.server.auth import KeyGuard
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
 from everystop.server.http import read_body
-from everystop.server.protocol import Limits, Parsed
+from everystop.server.prompts import Parse, prepare
+from everystop.server.protocol import Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
-from everystop.server.state import ServedModel, ServerState
+from everystop.server.state import ServerState
 from everystop.server.streams import StreamReply, WholeReply
 
-INLINE_CHARS = 4096
-MAX_TOKEN_BYTES = 256
-
-Parse = Callable[[dict[str, Any], Limits], Parsed]
+INLINE_BYTES = 8192
 
 
 def make_app(state: ServerState, api_keys: Sequence[str] = ()) -> ASGIApp:
@@ -68,7 +64,7 @@ class Endpoints:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._tokenizing = ThreadPoolExecutor(1, "everystop-tokenize")
+        self._workers = ThreadPoolExecutor(2, "everystop-prepare")
 
     async def health(self, _request: Request) -> Response:
         """200 while requests are taken and the engine turns, else 503."""
@@ -113,23 +109,16 @@ class Endpoints:
         return Visit(self._state, partial(self._complete, request, protocol.parse_chat))
 
     async def _complete(self, request: Request, parse: Parse) -> ASGIApp:
-        body = protocol.parse_json(await read_body(request))
-        model = self._state.model
-        parsed = parse(body, model.limits)
-        prompts = await self._encode(model, parsed)
-        self._state.check_open()
-        board = self._state.board
-        params = _with_default_length(parsed.params, prompts, model.limits)
-        generation = board.open(prompts, params, parsed.cache_salt)
+        body, model = await read_body(request), self._state.model
+        if len(body) <= INLINE_BYTES:
+            parsed, prompts, params = prepare(model, parse, body)
+        else:
+            work = partial(prepare, model, parse, body)
+            parsed, prompts, params = await asyncio.get_running_loop().run_in_executor(self._workers, work)
+            self._state.check_open()
+        generation = self._state.board.open(prompts, params, parsed.cache_salt)
         reply = StreamReply if parsed.stream else WholeReply
-        return reply(board, generation, _writer(parsed), parsed.params.n)
-
-    async def _encode(self, model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
-        """Token ids of all prompts; long ones off the event loop, one request at a time."""
-        encode = partial(_encode, model, parsed)
-        if _num_chars(parsed) <= INLINE_CHARS:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, encode)
+        return reply(self._state.board, generation, _writer(parsed), params.n)
 
 
 class Visit:
@@ -150,36 +139,6 @@ def _writer(parsed: Parsed) -> ReplyWriter:
     if parsed.messages:
         return ChatWriter(parsed.model, include_usage=include_usage, logprobs=logprobs is not None)
     return CompletionWriter(parsed.model, include_usage=include_usage, num_logprobs=logprobs)
-
-
-def _num_chars(parsed: Parsed) -> int:
-    texts = [prompt for prompt in parsed.prompts if isinstance(prompt, str)]
-    return sum(map(len, texts)) + sum(len(message["content"]) for message in parsed.messages)
-
-
-def _encode(model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
-    num_chars, limit = _num_chars(parsed), model.limits.max_model_len
-    if num_chars > limit * MAX_TOKEN_BYTES * max(1, len(parsed.prompts)):
-        raise RequestError(
-            f"the prompt has {num_chars:,} characters, far more than {limit:,} tokens can hold; shorten it",
-            param="messages" if parsed.messages else "prompt",
-            code="context_length_exceeded",
-        )
-    if parsed.messages:
-        encoded = [tuple(model.encode_chat(parsed.messages))]
-    else:
-        encoded = [tuple(model.encode(p)) if isinstance(p, str) else p for p in parsed.prompts]
-    if not all(encoded):
-        raise RequestError("the prompt has no tokens; send at least one", param="prompt", code="empty_prompt")
-    return encoded
-
-
-def _with_default_length(params: SamplingParams, prompts: list[tuple[int, ...]], limits: Limits) -> SamplingParams:
-    """Where a request is silent, the model's recommended output length, as far as it fits; else all that fits."""
-    default = limits.defaults.max_tokens
-    if params.max_tokens is not None or default is None:
-        return params
-    return replace(params, max_tokens=max(1, min(default, limits.max_model_len - max(map(len, prompts)))))
 
 
 def _json(value: Any, status: int = 200) -> Response:
