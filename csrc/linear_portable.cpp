@@ -73,19 +73,7 @@ void float32_tile(const float* weights, const float* activations, int rows, int6
 }
 
 void quantize_tile(const float* x, int64_t ldx, int rows, int64_t k, uint8_t* activations) {
-  for (int64_t first = 0; first < k; first += kGroup) {
-    const int64_t count = k - first < kGroup ? k - first : kGroup;
-    for (int r = 0; r < rows; ++r) {
-      int8_t q[kGroup] = {};
-      const float scale = quantize_group(x + r * ldx + first, count, q);
-      for (int quad = 0; quad < kGroup / 4; ++quad) {
-        std::memcpy(activations + (quad * rows + r) * 4, q + 4 * quad, 4);
-      }
-      std::memcpy(activations + rows * kGroup + r * sizeof scale, &scale, sizeof scale);
-    }
-    std::memset(activations + rows * (kGroup + sizeof(float)), 0, rows * sizeof(int32_t));
-    activations += rows * kGroupBytesPerRow;
-  }
+  quantize_rows(x, ldx, rows, k, 0, activations);
 }
 
 }  // namespace

@@ -15,10 +15,10 @@
 namespace everystop {
 namespace {
 
-constexpr int kMaxRows = 4;
+// Two rows by 32 outputs fill the 16 registers, and read the weights in one go.
+constexpr int kMaxRows = 2;
 constexpr int kLanes = 8;
-constexpr int kVectors = 2;  // output vectors computed together; a tile is two such passes
-constexpr int kPassOutputs = kLanes * kVectors;
+constexpr int kVectors = kTileOutputs / kLanes;
 
 __m256i broadcast_quad(const uint8_t* quad) {
   int32_t value;
@@ -26,30 +26,34 @@ __m256i broadcast_quad(const uint8_t* quad) {
   return _mm256_set1_epi32(value);
 }
 
-// Stores outputs [first, first + 16) of the tile, as far as they exist.
+[[gnu::always_inline]] inline void prefetch(const Prefetch& ahead, int64_t group) {
+  const char* line = reinterpret_cast<const char*>(ahead.start) + group * ahead.lines_per_group * 64;
+  for (int i = 0; i < ahead.lines_per_group; ++i) _mm_prefetch(line + 64 * i, _MM_HINT_T1);
+}
+
 template <int kRows>
-void store_pass(const __m256 (&sum)[kRows][kVectors], int first, const TileOutput& out) {
-  const int count = out.num_outputs - first < kPassOutputs ? out.num_outputs - first : kPassOutputs;
+[[gnu::always_inline]] inline void store_tile(const __m256 (&sum)[kRows][kVectors], const TileOutput& out) {
   for (int r = 0; r < kRows; ++r) {
-    alignas(32) float row[kPassOutputs];
+    alignas(32) float row[kTileOutputs];
     for (int v = 0; v < kVectors; ++v) _mm256_store_ps(row + kLanes * v, sum[r][v]);
-    float* y = out.y + r * out.ldy + first;
+    float* y = out.y + r * out.ldy;
     if (out.bias != nullptr) {
-      for (int o = 0; o < count; ++o) y[o] = row[o] + out.bias[first + o];
+      for (int o = 0; o < out.num_outputs; ++o) y[o] = row[o] + out.bias[o];
     } else {
-      std::memcpy(y, row, static_cast<size_t>(count) * sizeof(float));
+      std::memcpy(y, row, static_cast<size_t>(out.num_outputs) * sizeof(float));
     }
   }
 }
 
 template <int kRows>
-void int8_pass(const WeightGroup* weights, const uint8_t* activations, int64_t num_groups, int first,
-               const TileOutput& out) {
+void int8_tile_rows(const WeightGroup* weights, const uint8_t* activations, int64_t num_groups,
+                    const Prefetch& ahead, const TileOutput& out) {
   __m256 sum[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVectors; ++v) sum[r][v] = _mm256_setzero_ps();
   }
   for (int64_t g = 0; g < num_groups; ++g) {
+    prefetch(ahead, g);
     const uint8_t* scales = activations + kRows * kGroup;
     const uint8_t* starts = scales + kRows * sizeof(float);
     __m256i dot[kRows][kVectors];
@@ -59,8 +63,7 @@ void int8_pass(const WeightGroup* weights, const uint8_t* activations, int64_t n
     for (int quad = 0; quad < kGroup / 4; ++quad) {
       __m256i w[kVectors];
       for (int v = 0; v < kVectors; ++v) {
-        w[v] =
-            _mm256_load_si256(reinterpret_cast<const __m256i*>(weights[g].values[quad][first + kLanes * v]));
+        w[v] = _mm256_load_si256(reinterpret_cast<const __m256i*>(weights[g].values[quad][kLanes * v]));
       }
       for (int r = 0; r < kRows; ++r) {
         const __m256i a = broadcast_quad(activations + (quad * kRows + r) * 4);
@@ -70,93 +73,49 @@ void int8_pass(const WeightGroup* weights, const uint8_t* activations, int64_t n
     for (int r = 0; r < kRows; ++r) {
       const __m256 a_scale = _mm256_castsi256_ps(broadcast_quad(scales + 4 * r));
       for (int v = 0; v < kVectors; ++v) {
-        const __m256 w_scale = _mm256_load_ps(weights[g].scales + first + kLanes * v);
+        const __m256 w_scale = _mm256_load_ps(weights[g].scales + kLanes * v);
         sum[r][v] =
             _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r][v]), _mm256_mul_ps(w_scale, a_scale), sum[r][v]);
       }
     }
     activations += kRows * kGroupBytesPerRow;
   }
-  store_pass<kRows>(sum, first, out);
+  store_tile<kRows>(sum, out);
 }
 
 template <int kRows>
-void float32_pass(const float* weights, const float* activations, int64_t k, int first,
-                  const TileOutput& out) {
+void float32_tile_rows(const float* weights, const float* activations, int64_t k, const Prefetch& ahead,
+                       const TileOutput& out) {
   __m256 sum[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVectors; ++v) sum[r][v] = _mm256_setzero_ps();
   }
   for (int64_t i = 0; i < k; ++i) {
+    if (i % kGroup == 0) prefetch(ahead, i / kGroup);
     __m256 w[kVectors];
-    for (int v = 0; v < kVectors; ++v) w[v] = _mm256_load_ps(weights + i * kTileOutputs + first + kLanes * v);
+    for (int v = 0; v < kVectors; ++v) w[v] = _mm256_load_ps(weights + i * kTileOutputs + kLanes * v);
     for (int r = 0; r < kRows; ++r) {
       const __m256 a = _mm256_broadcast_ss(activations + i * kRows + r);
       for (int v = 0; v < kVectors; ++v) sum[r][v] = _mm256_fmadd_ps(a, w[v], sum[r][v]);
     }
   }
-  store_pass<kRows>(sum, first, out);
+  store_tile<kRows>(sum, out);
 }
 
 void int8_tile(const WeightGroup* weights, const uint8_t* activations, int rows, int64_t num_groups,
-               const Prefetch&, const TileOutput& out) {
-  for (int first = 0; first < out.num_outputs; first += kPassOutputs) {
-    switch (rows) {
-      case 1:
-        int8_pass<1>(weights, activations, num_groups, first, out);
-        break;
-      case 2:
-        int8_pass<2>(weights, activations, num_groups, first, out);
-        break;
-      case 3:
-        int8_pass<3>(weights, activations, num_groups, first, out);
-        break;
-      default:
-        int8_pass<4>(weights, activations, num_groups, first, out);
-    }
-  }
+               const Prefetch& ahead, const TileOutput& out) {
+  if (rows == 1) return int8_tile_rows<1>(weights, activations, num_groups, ahead, out);
+  int8_tile_rows<2>(weights, activations, num_groups, ahead, out);
 }
 
-void float32_tile(const float* weights, const float* activations, int rows, int64_t k, const Prefetch&,
+void float32_tile(const float* weights, const float* activations, int rows, int64_t k, const Prefetch& ahead,
                   const TileOutput& out) {
-  for (int first = 0; first < out.num_outputs; first += kPassOutputs) {
-    switch (rows) {
-      case 1:
-        float32_pass<1>(weights, activations, k, first, out);
-        break;
-      case 2:
-        float32_pass<2>(weights, activations, k, first, out);
-        break;
-      case 3:
-        float32_pass<3>(weights, activations, k, first, out);
-        break;
-      default:
-        float32_pass<4>(weights, activations, k, first, out);
-    }
-  }
-}
-
-int32_t total_of(const int8_t (&q)[kGroup]) {
-  int32_t total = 0;
-  for (int8_t value : q) total += value;
-  return total;
+  if (rows == 1) return float32_tile_rows<1>(weights, activations, k, ahead, out);
+  float32_tile_rows<2>(weights, activations, k, ahead, out);
 }
 
 void quantize_tile(const float* x, int64_t ldx, int rows, int64_t k, uint8_t* activations) {
-  for (int64_t first = 0; first < k; first += kGroup) {
-    const int64_t count = k - first < kGroup ? k - first : kGroup;
-    float* scales = reinterpret_cast<float*>(activations + rows * kGroup);
-    int32_t* starts = reinterpret_cast<int32_t*>(scales + rows);
-    for (int r = 0; r < rows; ++r) {
-      int8_t q[kGroup] = {};
-      scales[r] = quantize_group(x + r * ldx + first, count, q);
-      starts[r] = -kWeightOffset * total_of(q);
-      for (int quad = 0; quad < kGroup / 4; ++quad) {
-        std::memcpy(activations + (quad * rows + r) * 4, q + 4 * quad, 4);
-      }
-    }
-    activations += rows * kGroupBytesPerRow;
-  }
+  quantize_rows(x, ldx, rows, k, kWeightOffset, activations);
 }
 
 int64_t dot_in_registers(int64_t iterations, int32_t* sink) {

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "linear_kernels.hpp"
+
 namespace everystop {
 
 // Groups whose largest magnitude is below this become zeros: 127 / max|x| would overflow.
@@ -46,6 +48,28 @@ constexpr float kSmallestMagnitude = 1e-30f;
   const float inverse = 127.0f / largest;
   for (int64_t i = 0; i < count; ++i) q[i] = static_cast<int8_t>(nearest_integer(x[i] * inverse));
   return largest / 127.0f;
+}
+
+// Quantises `rows` rows of x [rows, k], ldx floats apart, into one tile of activations (see
+// linear_kernels.hpp).
+[[maybe_unused]] static void quantize_rows(const float* x, int64_t ldx, int rows, int64_t k,
+                                           int weight_offset, uint8_t* activations) {
+  for (int64_t first = 0; first < k; first += kGroup) {
+    const int64_t count = k - first < kGroup ? k - first : kGroup;
+    float* scales = reinterpret_cast<float*>(activations + rows * kGroup);
+    int32_t* starts = reinterpret_cast<int32_t*>(scales + rows);
+    for (int r = 0; r < rows; ++r) {
+      int8_t q[kGroup] = {};
+      scales[r] = quantize_group(x + r * ldx + first, count, q);
+      int32_t total = 0;
+      for (int8_t value : q) total += value;
+      starts[r] = -weight_offset * total;
+      for (int quad = 0; quad < kGroup / 4; ++quad) {
+        std::memcpy(activations + (quad * rows + r) * 4, q + 4 * quad, 4);
+      }
+    }
+    activations += rows * kGroupBytesPerRow;
+  }
 }
 
 }  // namespace everystop
