@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tests.core.hash_model import EOS, HashModelRunner, Solo, ends_stop_string, solo
+from tests.core.hash_model import EOS, STEP_NS, HashModelRunner, Solo, ends_stop_string, solo
 
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
 from everystop.core.kv_cache import KVCache
@@ -16,7 +16,6 @@ from everystop.core.request import FinishReason, Request, RequestState, Sampling
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.loop import StepLoop, Turn
 
-NS_PER_MS = 1_000_000
 POLICIES = ("continuous", "static", "static-padded", "priority")
 
 
@@ -100,7 +99,7 @@ def state_of(request: Request | None) -> str:
 
 
 class Harness:
-    """A scheduler, the hash model and the step loop in virtual time; every step takes 1 ms and is checked.
+    """A scheduler, the hash model and the step loop in virtual time: a step takes 1 ms and is checked.
 
     It keeps what a client would have received, and compares it with the oracle when the request ends.
     """
@@ -169,11 +168,10 @@ class Harness:
         return known
 
     def turn(self) -> Turn:
-        """One turn of the loop, one millisecond, and all checks."""
+        """One turn of the loop, and all checks."""
         turn = self.loop.turn()
-        self.now_ns += NS_PER_MS
-        if turn.wake_at_ns is not None:
-            self.now_ns = max(self.now_ns, turn.wake_at_ns)
+        if turn.is_idle:
+            self.now_ns = max(self.now_ns + STEP_NS, turn.wake_at_ns or 0)
         self._take(turn.events)
         if self._is_checking:
             self._check(turn)
@@ -193,6 +191,7 @@ class Harness:
 
     def _before_execute(self, plan: StepPlan) -> None:
         self.plans.append(plan)
+        self.now_ns += STEP_NS
         for request_id in self.abort_before_execution:
             self.abort(request_id)
         self.abort_before_execution.clear()

@@ -19,6 +19,7 @@ from everystop.core.request import FinishReason, SamplingParams
 
 VOCABULARY = 64
 EOS = 7
+STEP_NS = 1_000_000
 STOP_MODULUS, STOP_REMAINDER = 16, 3
 
 _CELL = Struct("<ii")
@@ -130,7 +131,8 @@ class HashModelRunner:
         for row in plan.rows:
             self._write_layer2(row)
         num_real = len(plan.rows) - plan.num_padded_rows
-        return StepResult(rows=[self._next(row, is_padded=i >= num_real) for i, row in enumerate(plan.rows)])
+        rows = [self._next(row, is_padded=i >= num_real) for i, row in enumerate(plan.rows)]
+        return StepResult(rows=rows, execute_ns=STEP_NS)
 
     def close(self) -> None:
         """Nothing to release."""

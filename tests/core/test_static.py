@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.harness import NS_PER_MS, Harness, make_request, make_scheduler
+from tests.core.harness import Harness, make_request, make_scheduler
+from tests.core.hash_model import STEP_NS
 
 from everystop.core.events import StepEvent, WaitEvent, WaitReason
 
@@ -66,9 +67,9 @@ def test_padding_gives_its_blocks_to_members_that_need_them(depth: int) -> None:
 
 
 def test_batch_waits_for_company_and_says_until_when() -> None:
-    harness = Harness(make_scheduler(policy="static", max_num_seqs=3, batch_wait_ns=50 * NS_PER_MS))
+    harness = Harness(make_scheduler(policy="static", max_num_seqs=3, batch_wait_ns=50 * STEP_NS))
     harness.add(make_request(0, 4, max_tokens=2))
-    assert harness.turn().wake_at_ns == 50 * NS_PER_MS
+    assert harness.turn().wake_at_ns == 50 * STEP_NS
     waits = [e.reason for e in harness.events if isinstance(e, WaitEvent)]
     assert waits == [WaitReason.BATCH_FILL]
     harness.run()
@@ -76,7 +77,7 @@ def test_batch_waits_for_company_and_says_until_when() -> None:
 
 
 def test_full_batch_starts_at_once() -> None:
-    harness = Harness(make_scheduler(policy="static", max_num_seqs=2, batch_wait_ns=50 * NS_PER_MS))
+    harness = Harness(make_scheduler(policy="static", max_num_seqs=2, batch_wait_ns=50 * STEP_NS))
     harness.add(make_request(0, 4, max_tokens=1))
     harness.add(make_request(1, 4, max_tokens=1))
     assert harness.turn().plan is not None

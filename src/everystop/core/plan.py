@@ -4,6 +4,7 @@ JSON line.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
@@ -87,6 +88,25 @@ class StepPlan:
     def to_json(self) -> str:
         """One line, the same bytes for the same plan."""
         return json.dumps(asdict(self), separators=(",", ":"))
+
+    def fingerprint(self) -> str:
+        """16 hex digits that change with every decision in the plan; token ids and sampling parameters do not enter."""
+        admitted = [
+            (a.request_id, len(a.token_ids), a.num_prompt_tokens, a.choice_index, a.block_table, a.slot)
+            for a in self.admitted
+        ]
+        decisions = (
+            self.step_id,
+            self.rows,
+            admitted,
+            self.new_blocks,
+            self.copies,
+            self.released,
+            self.preempted,
+            self.num_padded_rows,
+            self.wake_at_ns,
+        )
+        return hashlib.sha256(json.dumps(decisions, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
 class TokenLogprobs(NamedTuple):

@@ -1,0 +1,1 @@
+"""Virtual time: replay of recorded runs."""

@@ -1,0 +1,157 @@
+"""A recorded run replays with identical plans, from counts and block keys alone."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.core.fuzz import ABORT_RATES, STEPS_PER_EPISODE, Episode
+from tests.core.harness import Harness, make_request
+
+from everystop.core.kv_cache import KVCache
+from everystop.core.policy import make_policy
+from everystop.core.recording import RecordingScheduler
+from everystop.core.scheduler import Limits
+from everystop.observe.recorder import CALLS_PER_BATCH, Recorder
+from everystop.sim.replay import RecordError, replay
+
+POLICIES = ("continuous", "static", "static-padded")
+SENTINEL = 1_734_261_985
+
+
+def record_workload(path: Path, *, policy: str = "continuous", depth: int = 0, num_requests: int = 40) -> Harness:
+    """A small run with every kind of call, recorded; the prompts hold a sentinel token."""
+    recorder = Recorder(path, policy=policy, batch_wait_ns=2_000_000)
+    kv = KVCache(num_blocks=24, block_size=4, enable_prefix_caching=True)
+    limits = Limits(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=80)
+    scheduler = RecordingScheduler(limits, kv, make_policy(policy, batch_wait_ns=2_000_000), recorder)
+    harness = Harness(scheduler, depth=depth)
+    for i in range(0, num_requests, 4):
+        prompt = [SENTINEL] * 9 + [i % 8]
+        harness.add_group(i, prompt, 3, max_tokens=20, temperature=1.0, seed=i, stop=("secret",), tenant="key-of-ann")
+        harness.add(make_request(i + 3, 30, max_tokens=8))
+        for _ in range(i % 7):
+            harness.turn()
+        harness.abort(i + 1)
+    harness.run()
+    recorder.close()
+    return harness
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_record_replays_with_identical_plans(policy: str, depth: int, tmp_path: Path) -> None:
+    harness = record_workload(tmp_path / "run.gz", policy=policy, depth=depth)
+    report = replay(tmp_path / "run.gz")
+    assert report.first_difference is None
+    assert not report.is_truncated
+    assert report.num_requests == len(harness.requests)
+    assert report.recorded.num_tokens.total() == sum(map(len, harness.received.values()))
+    assert report.recorded.finish_ns == {i: event.now_ns for i, event in harness.finished.items()}
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_fuzzed_traffic_replays_with_identical_plans(policy: str, depth: int, tmp_path: Path) -> None:
+    """Over all parameters more than 10,000 steps, with everything that the fuzz does."""
+    coverage: Counter[str] = Counter()
+    for number in range(14):
+        path = tmp_path / f"{number}.gz"
+        rate = ABORT_RATES[number % len(ABORT_RATES)]
+        episode = RecordedEpisode(f"replay:{number}:{policy}:{depth}", policy, depth, rate, path)
+        episode.run(STEPS_PER_EPISODE)
+        episode.recorder.close()
+        assert replay(path).first_difference is None, f"episode {number}"
+        coverage += episode.harness.counts
+    assert coverage["steps"] > 10_000 / 6
+    assert min(coverage[name] for name in ("preemptions", "forks", "prefix hits", "finished by abort")) >= 10
+
+
+class RecordedEpisode(Episode):
+    """An episode of the fuzz on a recording scheduler."""
+
+    def __init__(self, seed: str, policy: str, depth: int, abort_rate: float, path: Path) -> None:
+        super().__init__(seed, policy, depth, abort_rate)
+        plain = self.harness.scheduler
+        wait_ns = getattr(plain.policy, "batch_wait_ns", 0)
+        self.recorder = Recorder(path, policy=policy, batch_wait_ns=wait_ns)
+        scheduler = RecordingScheduler(
+            plain.limits, plain.kv, make_policy(policy, batch_wait_ns=wait_ns), self.recorder
+        )
+        self.harness = Harness(scheduler, depth=depth, is_checking=False)
+
+
+def test_replay_names_the_first_step_whose_plan_differs(tmp_path: Path) -> None:
+    record_workload(tmp_path / "run.gz")
+    lines = gzip.decompress((tmp_path / "run.gz").read_bytes()).decode().splitlines()
+    schedules = [i for i, line in enumerate(lines) if line.startswith('["schedule"')]
+    call = json.loads(lines[schedules[17]])
+    call[-1] = "0" * 16
+    lines[schedules[17]] = json.dumps(call)
+    (tmp_path / "altered.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    report = replay(tmp_path / "altered.gz")
+    assert report.first_difference == 17
+    assert report.num_plans == 18
+
+
+def test_record_holds_neither_token_ids_nor_text_nor_names(tmp_path: Path) -> None:
+    harness = record_workload(tmp_path / "run.gz")
+    text = gzip.decompress((tmp_path / "run.gz").read_bytes()).decode()
+    assert str(SENTINEL) not in text
+    assert "secret" not in text
+    assert "ann" not in text
+    keys = {key.hex() for request in harness.requests.values() for key in request.block_keys}
+    assert keys
+    assert not any(key[:16] in text for key in keys), "keys must be hashed again"
+
+
+def test_two_records_of_one_run_share_no_key(tmp_path: Path) -> None:
+    keys = []
+    for name in ("a.gz", "b.gz"):
+        record_workload(tmp_path / name)
+        lines = gzip.decompress((tmp_path / name).read_bytes()).decode().splitlines()
+        keys.append({key for line in lines if line.startswith('["keys"') for key in json.loads(line)[2]})
+    assert keys[0]
+    assert not keys[0] & keys[1]
+
+
+def test_record_that_was_cut_off_replays_up_to_there(tmp_path: Path) -> None:
+    record_workload(tmp_path / "run.gz", num_requests=400)
+    whole = (tmp_path / "run.gz").read_bytes()
+    (tmp_path / "cut.gz").write_bytes(whole[: len(whole) * 2 // 3])
+    report = replay(tmp_path / "cut.gz")
+    assert report.is_truncated
+    assert 0 < report.num_plans < replay(tmp_path / "run.gz").num_plans
+
+
+def test_another_policy_serves_the_same_tokens_in_virtual_time(tmp_path: Path) -> None:
+    record_workload(tmp_path / "run.gz")
+    report = replay(tmp_path / "run.gz", policy="static")
+    assert report.policy == "static"
+    assert report.first_difference is None
+    assert report.replayed.finish_ns.keys() == report.recorded.finish_ns.keys()
+    whole = {i for i in report.recorded.num_tokens if i % 4 != 1}  # not aborted
+    assert {i: report.replayed.num_tokens[i] for i in whole} == {i: report.recorded.num_tokens[i] for i in whole}
+    assert report.replayed.num_steps > report.recorded.num_steps
+    assert sum(report.replayed.e2e_ns()) > sum(report.recorded.e2e_ns())
+
+
+def test_files_that_are_no_records_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.gz").write_text("hello")
+    (tmp_path / "other.gz").write_bytes(gzip.compress(b'{"everystop_record": 0}\n'))
+    for name in ("text.gz", "other.gz", "absent.gz"):
+        with pytest.raises(RecordError, match=name):
+            replay(tmp_path / name)
+
+
+def test_full_disk_ends_the_record_but_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(Path("/dev/full"), policy="continuous")
+    with caplog.at_level(logging.WARNING):
+        for i in range(50 * CALLS_PER_BATCH):
+            recorder.aborted(i, i)
+        recorder.close()
+    assert "ends here" in caplog.text
