@@ -21,9 +21,10 @@ MARK = "Serving on "
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a child that finds this checkout's package, installed or not."""
+    """The environment of a child that finds this checkout's package, installed or not, and keeps its bytecode."""
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))))
-    return {**os.environ, "PYTHONPATH": path}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPATH": path}
 
 
 def read_counters(text: str) -> dict[str, float]:
@@ -94,6 +95,11 @@ class LocalServer:
         """What the server has said on its standard error."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()
+
+    def cpu_s(self) -> float:
+        """Processor time that the server has taken so far, all threads together."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def counters(self) -> dict[str, float]:
         """Every sample of /metrics without labels of its own, by its name without prefix."""

@@ -31,8 +31,8 @@ BLOCK_SIZE = 32
 SHARED_LIMIT_TOKENS = 512 + 64 * 88
 QUESTION = (
     "A farmer has three fields. The first is twice as large as the second, the second is half as large as the third, "
-    "and together they cover one hundred and fifty acres. Explain step by step how large each of the fields is, and say "
-    "at the end which of them you would choose for wheat if wheat needs at least fifty acres."
+    "and together they cover one hundred and fifty acres. Explain step by step how large each of the fields is, and "
+    "say at the end which of them you would choose for wheat if wheat needs at least fifty acres."
 )
 
 

@@ -1,0 +1,232 @@
+"""The load generator counts what was on the wire, and says what was missing from it."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.loadgen import EventSplitter, Run, Target, distribution_ms, main, percentile, run_load
+from benchmarks.workloads import Job, Workload
+from tests.benchmarks.fake_server import (
+    HEAD,
+    LAST_CHUNK,
+    ending,
+    event,
+    fake_server,
+    in_chunks,
+    text_event,
+    whole_answer,
+)
+
+STREAM = b": a comment\n\ndata: one\n\ndata:two\r\n\r\nid: 7\ndata: three\ndata: lines\n\ndata: \xe2\x80\xa8\n\n"
+
+
+def make_workload(num_jobs: int = 3, num_clients: int = 1, max_tokens: int = 4) -> Workload:
+    jobs = (Job(prompt=tuple(range(100 + i, 110 + i)), max_tokens=max_tokens) for i in range(num_jobs))
+    return Workload("made", num_clients, tuple(jobs))
+
+
+def run(answer: Any, workload: Workload | None = None, **target: Any) -> Run:
+    with fake_server(answer) as server:
+        return run_load(workload or make_workload(), Target(url=server.url, **target))
+
+
+def answer_of(body: bytes) -> bytes:
+    return HEAD + in_chunks(body, 1 << 20) + LAST_CHUNK
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 1000])
+def test_events_are_the_same_wherever_the_pieces_break(size: int) -> None:
+    splitter = EventSplitter()
+    pieces = (STREAM[i : i + size] for i in range(0, len(STREAM), size))
+    events = [data for piece in pieces for data in splitter.feed(piece)]
+    assert events == [b"one", b"two", b"three\nlines", "\u2028".encode()]
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 64, 1 << 20])
+def test_tokens_events_and_usage_are_counted_across_chunk_borders(chunk_size: int) -> None:
+    done = run(lambda request: whole_answer(request, chunk_size))
+    figures = done.summary()
+    assert (figures["requests"], figures["errors"], figures["exact_usage"], figures["without_usage"]) == (3, 0, 3, 0)
+    assert (figures["prompt_tokens"], figures["output_tokens"], figures["events"]) == (30, 12, 12)
+    assert figures["events_per_token"] == 1.0
+    assert [record.text for record in done.records] == [" 100" * 4, " 101" * 4, " 102" * 4]
+    for record in done.records:
+        assert record.finish_reason == "length"
+        assert 0 <= record.sent_s <= record.event_s[0] <= record.event_s[-1] <= record.end_s
+
+
+def test_characters_cut_in_the_middle_arrive_whole() -> None:
+    body = event('{"choices": [{"index": 0, "text": "é日本🚌"}]}') + ending(10, 4)
+    done = run(lambda request: HEAD + in_chunks(body, 1) + LAST_CHUNK)
+    assert {record.text for record in done.records} == {"é日本🚌"}
+    assert done.summary()["events_per_token"] == 0.25
+
+
+def test_digests_compare_answers_and_nothing_else() -> None:
+    one = run(lambda request: whole_answer(request, 1), make_workload(num_clients=3))
+    other = run(whole_answer, make_workload(num_clients=1))
+    changed = run(lambda request: whole_answer(request | {"prompt": [request["prompt"][0] // 2] * 10}))
+    assert one.digest == other.digest
+    assert one.digest != changed.digest
+
+
+def test_the_request_asks_for_what_the_job_says() -> None:
+    with fake_server(whole_answer) as server:
+        target = Target(url=server.url, model="m", seed=3, extra={"top_k": 5})
+        run_load(make_workload(num_jobs=1), target)
+    assert server.requests == [
+        {
+            "model": "m",
+            "prompt": list(range(100, 110)),
+            "max_tokens": 4,
+            "temperature": 0.0,
+            "seed": 3,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "top_k": 5,
+        }
+    ]
+
+
+@pytest.mark.parametrize("num_clients", [1, 3, 8])
+def test_each_client_has_one_request_at_a_time(num_clients: int) -> None:
+    with fake_server(whole_answer, wait_for=num_clients) as server:
+        done = run_load(make_workload(16, num_clients), Target(url=server.url))
+    assert done.summary()["errors"] == 0
+    assert server.most_open == num_clients
+    assert server.num_connections == num_clients
+    assert len(server.requests) == 16
+
+
+def test_the_first_requests_are_sent_in_the_order_of_jobs() -> None:
+    done = run(whole_answer, make_workload(8, 8))
+    sent = [record.sent_s for record in done.records]
+    assert sent == sorted(sent)
+
+
+def test_timed_jobs_are_sent_at_their_time_beside_the_closed_loop() -> None:
+    timed = Job(prompt=(1, 2), max_tokens=1, group="timed", at_s=0.05)
+    workload = Workload("mixed", 1, (*make_workload(2).jobs, timed))
+    done = run(whole_answer, workload)
+    assert done.groups == ["all", "timed"]
+    assert done.summary("timed")["exact_usage"] == 1
+    assert done.records[2].sent_s >= 0.05
+    assert done.summary("all")["requests"] == 2
+
+
+def test_a_refusal_is_an_error_with_the_servers_words_and_the_next_job_goes_on() -> None:
+    body = b'{"error": {"message": "too long"}}'
+    refusal = b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    done = run(lambda request: refusal if request["prompt"][0] == 101 else whole_answer(request))
+    assert [record.status for record in done.records] == [200, 400, 200]
+    assert done.records[1].error is not None
+    assert "too long" in done.records[1].error
+    figures = done.summary()
+    assert (figures["errors"], figures["output_tokens"]) == (1, 8)
+
+
+def test_an_error_event_is_an_error_although_the_stream_ends_well() -> None:
+    body = text_event("a") + event({"error": {"message": "engine failed"}}) + event("[DONE]")
+    done = run(lambda request: answer_of(body))
+    assert all("engine failed" in (record.error or "") for record in done.records)
+
+
+def test_a_stream_without_its_end_mark_is_an_error() -> None:
+    done = run(lambda request: answer_of(text_event("a")))
+    assert {record.error for record in done.records} == {"the stream ended without [DONE]"}
+
+
+def test_a_lost_connection_is_an_error_and_the_client_connects_again() -> None:
+    def answer(request: dict[str, Any]) -> bytes | None:
+        return None if request["prompt"][0] == 100 else whole_answer(request)
+
+    with fake_server(answer) as server:
+        done = run_load(make_workload(), Target(url=server.url))
+    assert "connection lost" in (done.records[0].error or "")
+    assert [record.error for record in done.records[1:]] == [None, None]
+    assert server.num_connections == 2
+
+
+def test_a_server_that_closes_after_each_answer_is_served_by_new_connections() -> None:
+    def answer(request: dict[str, Any]) -> bytes:
+        return whole_answer(request).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+
+    done = run(answer)
+    assert done.summary()["errors"] == 0
+
+
+def test_an_answer_that_is_no_json_is_an_error() -> None:
+    done = run(lambda request: answer_of(b"data: {]\n\n"), make_workload(num_jobs=1))
+    assert "unreadable" in (done.records[0].error or "")
+
+
+def test_a_missing_usage_is_counted_apart_and_is_not_exact() -> None:
+    done = run(lambda request: answer_of(text_event("a") * 4 + event("[DONE]")))
+    figures = done.summary()
+    assert (figures["errors"], figures["without_usage"], figures["exact_usage"]) == (0, 3, 0)
+    assert figures["events"] == 12
+    assert math.isnan(figures["events_per_token"])
+
+
+def test_a_usage_that_disagrees_with_the_job_is_not_exact() -> None:
+    done = run(lambda request: answer_of(text_event("a") * 3 + ending(10, 3)))
+    figures = done.summary()
+    assert (figures["without_usage"], figures["exact_usage"], figures["output_tokens"]) == (0, 0, 9)
+
+
+def test_a_silent_server_ends_the_request_after_the_timeout() -> None:
+    done = run(lambda request: HEAD, make_workload(num_jobs=1), timeout_s=0.1)
+    assert done.records[0].error == "no end after 0.1 s"
+
+
+def test_the_run_ends_after_its_own_limit() -> None:
+    done = run(lambda request: HEAD, max_run_s=0.1)
+    assert "not ended when the run was" in (done.records[0].error or "")
+    assert done.summary()["errors"] == 3
+
+
+def test_percentiles_interpolate_and_nothing_has_none() -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
+    assert percentile([4.0, 1.0, 3.0, 2.0], 100) == 4.0
+    assert percentile([10.0], 99) == 10.0
+    assert math.isnan(percentile([], 50))
+    assert distribution_ms([0.001, 0.003])["mean"] == pytest.approx(2.0)
+    assert math.isnan(distribution_ms([])["max"])
+
+
+def test_another_machine_is_not_loaded_unasked(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--workload", "chat", "--url", "http://192.0.2.1:8000"])
+    assert exit_info.value.code == 2
+    assert "--allow-remote" in capsys.readouterr().err
+
+
+def test_no_server_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(SystemExit, match="no server at"):
+        run_load(make_workload(), Target(url=f"http://127.0.0.1:{port}"))
+
+
+def test_the_command_prints_and_writes_and_fails_where_a_request_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "w.jsonl", tmp_path / "out.json"
+    path.write_text("\n".join(make_workload().lines()))
+    with fake_server(whole_answer) as server:
+        assert main(["--url", server.url, "--workload", str(path), "--out", str(out), "--limit", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 requests, 0 errors, 2 with exact usage" in printed
+    written = json.loads(out.read_text())
+    assert written["figures"]["all"]["output_tokens"] == 8
+    assert [record["job"] for record in written["records"]] == [0, 1]
+    assert written["records"][0]["usage"]["completion_tokens"] == 4
+    assert written["answers"] in printed
+    with fake_server(lambda request: answer_of(text_event("a"))) as server:
+        assert main(["--url", server.url, "--workload", str(path)]) == 1
