@@ -108,8 +108,8 @@ def second_turn(server: LocalServer) -> dict[str, int]:
 
 def chat(server: LocalServer, messages: Sequence[dict[str, str]]) -> Any:
     """One answer, greedy."""
-    body = {"messages": [{"role": m["role"], "content": m["content"]} for m in messages]}
-    body |= {"temperature": 0, "max_tokens": 120}
+    plain = [{"role": m["role"], "content": m["content"]} for m in messages]
+    body = {"messages": plain, "temperature": 0, "max_tokens": 120}
     request = urllib.request.Request(
         f"{server.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

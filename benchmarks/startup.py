@@ -78,8 +78,9 @@ def open_in_phases(model: str) -> dict[str, float]:
     everystop.cli.make_parser()
     phases.end("import the command line")
     import everystop.runner.native
-    import everystop.server.opening as opening
+    import everystop.server.opening
 
+    opening: Any = everystop.server.opening
     phases.end("import server, model and runner")
     config = opening.Config(model=model)
     home = opening.Home.from_environment()
