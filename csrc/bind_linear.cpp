@@ -5,7 +5,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
@@ -36,7 +35,6 @@ template <class T, int kDims>
 using Result = nb::ndarray<nb::numpy, T, nb::ndim<kDims>, nb::c_contig>;
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kHugePage = size_t{2} << 20;
 
 struct FreeBuffer {
   void operator()(void* p) const { std::free(p); }
@@ -82,16 +80,6 @@ void require_packed(Dtype dtype, const Bytes& packed, int64_t n, int64_t k) {
                                       std::to_string(packed.size()));
   require(reinterpret_cast<uintptr_t>(packed.data()) % kAlignment == 0,
           "packed weights must start at a multiple of 64 bytes in memory");
-}
-
-Result<uint8_t, 1> py_allocate_weights(size_t bytes) {
-  const size_t rounded = (bytes + kHugePage) / kHugePage * kHugePage;
-  void* p = std::aligned_alloc(kHugePage, rounded);
-  if (p == nullptr) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-  madvise(p, rounded, MADV_HUGEPAGE);  // a hint: without it the weights only stream more slowly
-#endif
-  return give<uint8_t, 1>(Buffer(static_cast<uint8_t*>(p)), {bytes});
 }
 
 Result<uint8_t, 1> py_pack_linear(const std::string& dtype_name, Matrix w, int num_threads) {
@@ -254,10 +242,6 @@ void bind_linear(nb::module_& m) {
         return packed_linear_bytes(parse_dtype(dtype), n, k);
       },
       "dtype"_a, "n"_a, "k"_a, "Bytes of the packed form of w [n, k].");
-  m.def("allocate_weights", &py_allocate_weights, "num_bytes"_a,
-        "An uninitialised uint8 array in huge pages, where the system grants them: weights stream from it "
-        "half as "
-        "fast again as from a mapped file.");
   m.def("pack_linear", &py_pack_linear, "dtype"_a, "w"_a.noconvert(), "num_threads"_a = 1,
         "Packs w [n, k] float32 into a new uint8 array, aligned to 64 bytes.");
   m.def("linear", &py_linear, "dtype"_a, "packed"_a.noconvert(), "x"_a.noconvert(), "n"_a, "k"_a,

@@ -174,16 +174,6 @@ def test_packed_weights_are_aligned_and_may_be_read_only(dtype: str) -> None:
     assert np.array_equal(packed, before)
 
 
-def test_allocated_weights_take_any_packed_layer() -> None:
-    w, x = make_floats(1, 50, 100), make_floats(2, 3, 100)
-    packed = _native.pack_linear("int8", w, 1)
-    arena = _native.allocate_weights(packed.size)
-    assert arena.dtype == np.uint8
-    assert arena.shape == packed.shape
-    arena[:] = packed
-    assert np.array_equal(_native.linear("int8", arena, x, 50, 100), _native.linear("int8", packed, x, 50, 100))
-
-
 def test_empty_batches_give_empty_results() -> None:
     assert run_linear("int8", make_floats(1, 8, 64), make_floats(2, 0, 64)).shape == (0, 8)
 
@@ -200,7 +190,8 @@ def test_wrong_sizes_are_refused_with_both_numbers() -> None:
         _native.linear("int8", packed, x, 32, 64, make_floats(3, 31))
     with pytest.raises(ValueError, match=r"num_threads must be between 1 and 1024, not 0"):
         _native.linear("int8", packed, x, 32, 64, None, 0)
-    shifted = _native.allocate_weights(packed.size + 1)[1:]
+    larger = _native.pack_linear("int8", make_floats(1, 32, 65), 1)
+    shifted = larger[1 : packed.size + 1]
     with pytest.raises(ValueError, match=r"multiple of 64 bytes"):
         _native.linear("int8", shifted, x, 32, 64)
     with pytest.raises(ValueError, match=r"dtype must be int8 or float32, not int4"):
