@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from everystop.model.tokenizer_files import load_tokenizer
 # Reasoning is cut off by splitting, blanks are trimmed, kinds are compared: what real templates do with content.
 INSPECTING = (
     "{%- for m in messages %}{%- set c = m.content | trim %}"
-    "{%- if m.role == 'assistant' and '</think>' in c %}{%- set c = c.split('</think>')[-1].lstrip('\\n') %}{%- endif %}"
+    "{%- if m.role == 'assistant' and '</think>' in c %}"
+    "{%- set c = c.split('</think>')[-1].lstrip('\\n') %}{%- endif %}"
     "{{- '<|im_start|>' + m.role + '\\n' + c + '<|im_end|>\\n' }}{%- endfor %}"
 )
 NESTED = (
@@ -131,22 +133,11 @@ def test_template_refusal_is_the_client_s_error_with_its_words(tokenizer: Tokeni
 
 
 @pytest.mark.parametrize(
-    "source",
-    [
-        "{{ messages[0].content + 1 }}",
-        "{{ none.x.y }}",
-        "{{ messages | nofilter }}",
-        "{{ 1 / 0 }}",
-        "{{ range(10**9) }}",
-    ],
+    "source", ["{{ messages[0].content + 1 }}", "{{ none.x.y }}", "{{ 1 / 0 }}", "{{ range(10**9) }}"]
 )
 def test_failing_template_is_an_error_of_the_request(tokenizer: Tokenizer, source: str) -> None:
-    try:
-        template = ChatTemplate(source, "test", tokenizer)
-    except UnsupportedModel:
-        assert "nofilter" in source
-        return
-    with pytest.raises(ChatTemplateError):
+    template = ChatTemplate(source, "test", tokenizer)
+    with pytest.raises(ChatTemplateError, match="the chat template refused the messages: "):
         template.render([user("x")])
 
 
@@ -161,15 +152,14 @@ def test_failing_template_is_an_error_of_the_request(tokenizer: Tokenizer, sourc
 )
 def test_template_cannot_leave_the_sandbox(tokenizer: Tokenizer, source: str) -> None:
     template = ChatTemplate(source + "!", "test", tokenizer)
-    try:
+    with contextlib.suppress(ChatTemplateError):
         assert template.render([user("x")]).text == "!"
-    except ChatTemplateError as error:
-        assert error.code == "chat_template_error"  # noqa: PT017 (either outcome is right)
 
 
-def test_template_that_is_no_jinja_is_named(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("source", ["{% for %}", "{{ messages | nofilter }}", "{% include 'x' %"])
+def test_template_that_is_no_jinja_is_named(tokenizer: Tokenizer, source: str) -> None:
     with pytest.raises(UnsupportedModel, match=r"origin\.jinja: the chat template is no valid Jinja"):
-        ChatTemplate("{% for %}", "origin.jinja", tokenizer)
+        ChatTemplate(source, "origin.jinja", tokenizer)
 
 
 def test_missing_template_is_the_client_s_error(tmp_path: Path) -> None:
@@ -223,7 +213,7 @@ def test_environment_has_what_templates_expect(tokenizer: Tokenizer) -> None:
     )
     template = ChatTemplate(source, "test", tokenizer)
     text = template.render([user("é<&>"), user("no")], variables={"flag": True}).text
-    assert text == '"é<&>"\n<|im_start|><|im_end|>4TrueTrue'
+    assert text == '"é<&>"<|im_start|><|im_end|>4TrueTrue'
 
 
 def test_generation_prompt_is_asked_for_or_not(tokenizer: Tokenizer) -> None:

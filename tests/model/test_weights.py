@@ -55,7 +55,9 @@ def test_gguf_rows_of_llama_are_really_permuted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_folders_are_widened_exactly(tmp_path: Path, dtype: torch.dtype) -> None:
     model = tiny_model("llama").to(dtype)
-    assert_same_weights(load_plain(write_folder(tmp_path, model)), expected_weights(model))
+    folder = write_folder(tmp_path, model)
+    assert_same_weights(load_plain(folder), expected_weights(model))
+    assert list(inspect_model(folder).formats) == [{torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]]
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
@@ -64,6 +66,7 @@ def test_gguf_and_folder_agree_on_queries_and_keys(tmp_path: Path, kind: str) ->
     expected = expected_weights(model)
     path = write_gguf(tmp_path / "model.gguf", model, quantization=gguf.GGMLQuantizationType[kind])
     found = unpacked(load_plain(path).weights, expected)
+    assert inspect_model(path).formats == {kind: 16, "F32": 5}
     for layer in range(2):
         ours, theirs = found[f"layers.{layer}.qkv"].ravel(), expected[f"layers.{layer}.qkv"].ravel()
         cosine = ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs)

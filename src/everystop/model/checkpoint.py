@@ -49,6 +49,10 @@ class Checkpoint(Protocol):
         """One sentence for each thing that was left aside."""
 
     @property
+    def formats(self) -> dict[str, int]:
+        """How many tensors each format stores, most first: {"Q4_1": 210, "F32": 61, "Q8_0": 1}."""
+
+    @property
     def interleaved_rotary(self) -> bool:
         """Whether rows of q and k lie in pairs (2i, 2i + 1) and not in halves (i, i + head_dim / 2)."""
 

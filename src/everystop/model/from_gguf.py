@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ class GgufCheckpoint:
 
     def __contains__(self, parameter: str) -> bool:
         return parameter in self._names
+
+    @property
+    def formats(self) -> dict[str, int]:
+        """How many tensors each format stores."""
+        return dict(Counter(self.gguf.tensors[name].kind.name for name in self._names.values()).most_common())
 
     def read(self, parameter: str, dequantize: Dequantize) -> Float32Array:
         """A parameter as float32 in its shape, rows as the file has them."""
@@ -110,7 +116,7 @@ class _Keys:
 
     def _number(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ModelFileDamaged(f"{self._gguf.path}: key {self._arch}.{key} is {str(value)[:80]}; expected a number")
         return float(value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from everystop.model.checkpoint import Dequantize, match_parameters, parameter_s
 from everystop.model.safetensors import SafetensorsFile
 from everystop.model.spec import ARCHITECTURES, DecoderSpec, Float32Array, RopeScaling, check_spec
 
+# Beyond any number of a configuration, and safe to convert.
+_LARGEST = 1e30
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TOP = {"embed_tokens": "model.embed_tokens.weight", "norm": "model.norm.weight", "lm_head": "lm_head.weight"}
 _LAYER = {
@@ -53,6 +56,11 @@ class SafetensorsCheckpoint:
 
     def __contains__(self, parameter: str) -> bool:
         return parameter in self._names
+
+    @property
+    def formats(self) -> dict[str, int]:
+        """How many tensors each format stores."""
+        return dict(Counter(self._file_of[name].tensors[name].dtype for name in self._names.values()).most_common())
 
     def read(self, parameter: str, dequantize: Dequantize) -> Float32Array:
         """A parameter as float32 in its shape."""
@@ -122,14 +130,14 @@ class _ConfigReader:
     def _integer(self, key: str, default: int | None = None) -> int:
         value = self._config.get(key)
         value = default if value is None else value
-        if type(value) is not int:
+        if type(value) is not int or abs(value) > _LARGEST:
             raise ModelFileDamaged(f"{self._path}: {key} is {str(value)[:80]}; expected an integer")
         return value
 
     def _number(self, values: dict[str, Any], key: str, default: float | None = None) -> float:
-        value = values.get(key)
+        value: Any = values.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if type(value) not in (int, float) or not -_LARGEST <= value <= _LARGEST:
             raise ModelFileDamaged(f"{self._path}: {key} is {str(value)[:80]}; expected a number")
         return float(value)
 
@@ -187,10 +195,10 @@ class _ConfigReader:
             )
         else:
             in_use = self._arch == "mistral"
-        window = self._config.get("sliding_window", 4096)
-        if not in_use or window is None:
+        if not in_use or self._config.get("sliding_window", 4096) is None:
             return None
-        return self._integer("sliding_window", 4096) if window < self._integer("max_position_embeddings") else None
+        window = self._integer("sliding_window", 4096)
+        return window if window < self._integer("max_position_embeddings") else None
 
     def _rope_settings(self) -> dict[str, Any]:
         """`rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of 4, as one mapping."""
@@ -201,10 +209,8 @@ class _ConfigReader:
                 raise ModelFileDamaged(f"{self._path}: {key} is {str(value)[:80]}; expected an object")
             settings |= value
         settings.setdefault("rope_theta", self._config.get("rope_theta"))
-        if (
-            self._number(settings, "partial_rotary_factor", self._number(self._config, "partial_rotary_factor", 1.0))
-            != 1.0
-        ):
+        outside = self._number(self._config, "partial_rotary_factor", 1.0)
+        if self._number(settings, "partial_rotary_factor", outside) != 1.0:
             raise UnsupportedModel(f"{self._path}: partial_rotary_factor other than 1 is not supported")
         return settings
 
@@ -229,11 +235,11 @@ class _ConfigReader:
         if kind not in ("llama3", "yarn"):
             return RopeScaling(kind=kind)
         context = self._integer("max_position_embeddings")
-        original = (
-            self._config.get("original_max_position_embeddings")
-            or rope.get("original_max_position_embeddings")
-            or context
-        )
+        original = self._number(rope, "original_max_position_embeddings", context)
+        # Some files keep the number outside, where it takes precedence.
+        original = self._number(self._config, "original_max_position_embeddings", original)
+        if original < 1:
+            raise ModelFileDamaged(f"{self._path}: original_max_position_embeddings is {original:g}")
         attention_factor = rope.get("attention_factor")
         return RopeScaling(
             kind=kind,

@@ -131,8 +131,12 @@ def _check_rope(spec: DecoderSpec, source: str) -> None:
         )
     if not 0 < rope.factor < math.inf:
         raise UnsupportedModel(f"{source}: rope scaling factor is {rope.factor}; it must be above 0")
-    if rope.kind in ("llama3", "yarn") and rope.original_max_position < 1:
+    if rope.kind in ("llama3", "yarn") and not 1 <= rope.original_max_position <= 1 << 30:
         raise UnsupportedModel(f"{source}: rope scaling {rope.kind} without its original context length")
+    if rope.kind == "yarn" and not 0 < rope.beta_slow <= rope.beta_fast < 1e6:
+        raise UnsupportedModel(
+            f"{source}: rope beta_slow {rope.beta_slow} and beta_fast {rope.beta_fast} are no bounds"
+        )
     if rope.kind == "llama3" and not 0 < rope.low_freq_factor < rope.high_freq_factor:
         raise UnsupportedModel(
             f"{source}: rope low_freq_factor {rope.low_freq_factor} must be below "
