@@ -30,9 +30,11 @@ __m512i broadcast_quad(const uint8_t* quad) {
 template <int kRows>
 [[gnu::always_inline]] inline void store_tile(const __m512 (&sum)[kRows][2], const TileOutput& out) {
   const uint32_t mask = out.num_outputs == 32 ? 0xffffffffu : (1u << out.num_outputs) - 1;
+#pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
     const __mmask16 part = static_cast<__mmask16>(mask >> (16 * half));
     const __m512 bias = out.bias == nullptr ? __m512() : _mm512_maskz_loadu_ps(part, out.bias + 16 * half);
+#pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       const __m512 value = out.bias == nullptr ? sum[r][half] : _mm512_add_ps(sum[r][half], bias);
       _mm512_mask_storeu_ps(out.y + r * out.ldy + 16 * half, part, value);
