@@ -225,6 +225,10 @@ def test_end_ids_of_gguf_keys_and_known_names(tmp_path: Path) -> None:
 def test_number_of_ids_excludes_padding_and_counts_gaps(tmp_path: Path) -> None:
     ours = gguf_tokenizer(tmp_path, byte_level_keys())
     assert ours.num_ids == len(trained_byte_level()[0]) < 1000
+    tokens, scores, types = trained_sentencepiece()
+    padded = sentencepiece_keys() | {"tokenizer.ggml.tokens": [*tokens, "[PAD1]", "[PAD2]"]}
+    padded |= {"tokenizer.ggml.scores": [*scores, 0.0, 0.0], "tokenizer.ggml.token_type": [*types, 5, 5]}
+    assert gguf_tokenizer(tmp_path, padded).num_ids == len(tokens)
     gappy = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 9}, merges=[]))
     gappy.decoder = decoders.ByteLevel()
     assert Tokenizer(gappy, TokenizerSettings()).num_ids == 10

@@ -25,7 +25,7 @@ from everystop.model.tokenizer import Tokenizer, TokenizerSettings
 TOKENIZER_VERSION = 1
 """Raised whenever the same file gives another tokenizer than before."""
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 _GGUF_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -149,7 +149,7 @@ def _build_gguf(gguf: GgufFile) -> tokenizers.Tokenizer:
     tokens = _strings(gguf, "tokens")
     types = _numbers(gguf, "token_type", len(tokens))
     try:
-        inner = _byte_level(gguf, tokens) if kind == "gpt2" else _sentencepiece(gguf, tokens, types)
+        inner = _byte_level(gguf, tokens, types) if kind == "gpt2" else _sentencepiece(gguf, tokens, types)
     except ModelError:
         raise
     except Exception as error:  # the library raises no narrower class
@@ -172,7 +172,15 @@ def _numbers(gguf: GgufFile, name: str, count: int) -> list[float]:
     return values
 
 
-def _byte_level(gguf: GgufFile, tokens: list[str]) -> tokenizers.Tokenizer:
+def _vocabulary(tokens: list[str], types: list[float]) -> dict[str, int]:
+    """The ids of tokens, without unused ones at the end: they pad the list to the rows of the embedding."""
+    num_used = len(tokens)
+    while num_used and types[num_used - 1] == _UNUSED:
+        num_used -= 1
+    return {token: token_id for token_id, token in enumerate(tokens[:num_used])}
+
+
+def _byte_level(gguf: GgufFile, tokens: list[str], types: list[float]) -> tokenizers.Tokenizer:
     kind = pretokenizer_kind(gguf.get("tokenizer.ggml.pre"), str(gguf.path))
     merges = []
     for merge in _strings(gguf, "merges"):
@@ -180,7 +188,7 @@ def _byte_level(gguf: GgufFile, tokens: list[str]) -> tokenizers.Tokenizer:
         if not (left and blank and right):
             raise ModelFileDamaged(f"{gguf.path}: {merge!r} in tokenizer.ggml.merges is no pair")
         merges.append((left, right))
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    vocabulary = _vocabulary(tokens, types)
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=kind.ignore_merges))
     inner.pre_tokenizer = kind.build()
     if kind.normalizer is not None:
@@ -192,7 +200,7 @@ def _byte_level(gguf: GgufFile, tokens: list[str]) -> tokenizers.Tokenizer:
 def _sentencepiece(gguf: GgufFile, tokens: list[str], types: list[float]) -> tokenizers.Tokenizer:
     """SentencePiece as BPE with merges: a pair's rank is the score of the piece that it makes."""
     scores = _numbers(gguf, "scores", len(tokens))
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    vocabulary = _vocabulary(tokens, types)
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
     special = {token for token, kind in zip(tokens, types, strict=True) if kind in (_UNKNOWN, _CONTROL)}
     merges = _merges_from_scores(vocabulary, scores, special)
