@@ -50,6 +50,7 @@ ALLOWED = {
         "everystop.config",
         "everystop.engine",
         "everystop.model",
+        "everystop.observe.recorder",
         "everystop.runner",
     },
     "everystop.engine.llm": {*STARTERS, "everystop.engine"},

@@ -11,10 +11,12 @@ from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.core.kv_cache import KVCache
 from everystop.core.policy import make_policy
+from everystop.core.recording import RecordingScheduler
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.engine import Engine, TextDecoder
 from everystop.model.spec import DecoderSpec
 from everystop.model.weights import LoadedModel
+from everystop.observe.recorder import Recorder
 
 NS_PER_MS = 1_000_000
 _UNLIMITED = 1 << 60
@@ -94,8 +96,8 @@ def plan_capacity(config: Config, spec: DecoderSpec, bytes_per_block: int) -> Ca
     )
 
 
-def build_scheduler(config: Config, capacity: Capacity) -> Scheduler:
-    """The scheduler that the configuration describes."""
+def build_scheduler(config: Config, capacity: Capacity, recorder: Recorder | None = None) -> Scheduler:
+    """The scheduler that the configuration describes; a recorder hears of its every call."""
     kv = KVCache(
         num_blocks=capacity.num_blocks,
         block_size=capacity.block_size,
@@ -107,7 +109,20 @@ def build_scheduler(config: Config, capacity: Capacity) -> Scheduler:
         max_num_prefill_tokens=config.max_num_prefill_tokens,
         max_model_len=capacity.max_model_len,
     )
-    return Scheduler(limits, kv, make_policy(config.policy, batch_wait_ns=config.batch_wait_ms * NS_PER_MS))
+    policy = make_policy(config.policy, batch_wait_ns=config.batch_wait_ms * NS_PER_MS)
+    if recorder is None:
+        return Scheduler(limits, kv, policy)
+    return RecordingScheduler(limits, kv, policy, recorder)
+
+
+def open_recorder(config: Config) -> Recorder | None:
+    """The recorder that `--record` asks for; raises ConfigError if its file cannot be written."""
+    if config.record is None:
+        return None
+    try:
+        return Recorder(Path(config.record), policy=config.policy, batch_wait_ns=config.batch_wait_ms * NS_PER_MS)
+    except OSError as error:
+        raise ConfigError(f"--record {config.record}: {error.strerror or error}; name a file to write") from error
 
 
 def num_threads(config: Config) -> int:
@@ -138,11 +153,13 @@ def build_engine(
         num_threads=num_threads(config),
         num_valid_tokens=num_valid_tokens,
     )
+    recorder = open_recorder(config)
     engine = Engine(
-        build_scheduler(config, capacity),
+        build_scheduler(config, capacity, recorder),
         runner,
         eos_token_ids=eos_token_ids,
         make_text_decoder=make_text_decoder,
         seed=config.seed,
+        on_stop=recorder.close if recorder is not None else None,
     )
     return engine, capacity

@@ -58,6 +58,7 @@ class Engine:
         make_text_decoder: Callable[[], TextDecoder] | None = None,
         seed: int | None = None,
         depth: int = 0,
+        on_stop: Callable[[], None] | None = None,
     ) -> None:
         self.on_outputs: Callable[[list[StepOutput]], None] = lambda outputs: None
         self.on_events: Callable[[list[Event]], None] = lambda events: None
@@ -70,6 +71,7 @@ class Engine:
         self._eos_token_ids = tuple(eos_token_ids)
         self._make_text_decoder = make_text_decoder
         self._seed = seed
+        self._on_stop = on_stop
         self._loop = StepLoop(scheduler, runner, time.monotonic_ns, depth=depth, inspect=self._find_stops)
         self._inbox: deque[Submit | Abort] = deque()
         self._wake = threading.Event()
@@ -113,6 +115,8 @@ class Engine:
             self._thread.join(timeout_s)
         if not self._thread.is_alive():
             self._runner.close()
+            if self._on_stop is not None:
+                self._on_stop()
 
     def _seed_for(self, request_id: int) -> int:
         """A seed for a request that names none: random, or made from `--seed` and the arrival index."""
