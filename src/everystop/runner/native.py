@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,19 @@ def bytes_per_block(spec: DecoderSpec, block_size: int, dtype: str) -> int:
     value_stride = (spec.head_dim + 15) // 16 * 16
     elements = spec.num_kv_heads * block_size * (spec.head_dim + value_stride)
     return spec.num_layers * elements * (4 if dtype == "float32" else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Natural log-probabilities of tokens, but each window's first [T - num_windows]; best id after each [T]."""
+
+    log_likelihoods: npt.NDArray[np.float64]
+    best_ids: npt.NDArray[np.int64]
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log-likelihood."""
+        return float(np.exp(-self.log_likelihoods.mean()))
 
 
 class NativeRunner:
@@ -140,10 +154,30 @@ class NativeRunner:
     # ------------------------------------------------------ apart from plans
 
     def logits(self, token_ids: Sequence[int]) -> Float32Array:
-        """Logits [T, num_valid_tokens] after each of T tokens, computed in chunks of `max_num_batched_tokens`.
+        """Logits [T, num_valid_tokens] after each of T tokens.
 
         Uses the cache's blocks from 0 on: only while no request is on board.
         """
+        return np.concatenate(list(self._logits_by_chunk(token_ids)))
+
+    def score(self, token_ids: Sequence[int], window: int) -> Scores:
+        """How well a text is predicted, cut into windows of `window` tokens that do not see each other; as `logits`."""
+        log_likelihoods, best_ids = [], []
+        for start in range(0, len(token_ids), window):
+            ids = np.array(token_ids[start : start + window])
+            done = 0
+            for logits in self._logits_by_chunk(ids.tolist()):
+                best_ids.append(logits.argmax(axis=1))
+                chosen = ids[done + 1 : done + 1 + len(logits)]
+                known = logits[: len(chosen)]
+                largest = known.max(axis=1)
+                log_sums = np.log(np.exp(known - largest[:, None]).sum(axis=1, dtype=np.float64))
+                log_likelihoods.append(known[np.arange(len(chosen)), chosen] - largest - log_sums)
+                done += len(logits)
+        return Scores(np.concatenate(log_likelihoods), np.concatenate(best_ids))
+
+    def _logits_by_chunk(self, token_ids: Sequence[int]) -> Iterator[Float32Array]:
+        """The logits in pieces of at most `max_num_batched_tokens`."""
         assert not self._on_board, "the cache belongs to the requests on board"
         num_tokens = len(token_ids)
         num_needed = -(-num_tokens // self._block_size)
@@ -154,27 +188,10 @@ class NativeRunner:
         self._decoder.admit(_PROBE_ID, ids, num_tokens, settings, np.arange(num_needed, dtype=np.int32))
         try:
             step = self._max_num_batched_tokens
-            chunks = [
-                self._decoder.forward(np.array([[_PROBE_ID, start, min(step, num_tokens - start), 0, 0]]))
-                for start in range(0, num_tokens, step)
-            ]
+            for start in range(0, num_tokens, step):
+                yield self._decoder.forward(np.array([[_PROBE_ID, start, min(step, num_tokens - start), 0, 0]]))
         finally:
             self._decoder.release(_PROBE_ID)
-        return np.concatenate(chunks)
-
-    def log_likelihoods(self, token_ids: Sequence[int], window: int) -> npt.NDArray[np.float64]:
-        """Natural log-probability of each token but the first of its window of `window` tokens, [T - num_windows].
-
-        The perplexity of a text is exp(-mean) of these.
-        """
-        parts = []
-        for start in range(0, len(token_ids), window):
-            ids = np.array(token_ids[start : start + window])
-            logits = self.logits(ids.tolist())[:-1].astype(np.float64)
-            logits -= logits.max(axis=1, keepdims=True)
-            chosen = np.take_along_axis(logits, ids[1:, None], axis=1)[:, 0]
-            parts.append(chosen - np.log(np.exp(logits).sum(axis=1)))
-        return np.concatenate(parts)
 
 
 def sampling_settings(
