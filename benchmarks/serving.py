@@ -39,8 +39,9 @@ QUESTION = (
 def measure(server: LocalServer, name: str, seed: int) -> tuple[Run, dict[str, Any]]:
     """One run of a workload; returns it with its figures. A prompt was computed or came from the prefix cache."""
     load = os.getloadavg()[0]
-    before = server.wait_idle()
+    before, cpu_s = server.wait_idle(), server.cpu_s()
     run = run_load(make_workload(name, seed), Target(url=server.url))
+    cpu_s = server.cpu_s() - cpu_s
     counted = difference(server.wait_idle(), before)
     everyone = run.summary()
     return run, {
@@ -60,6 +61,7 @@ def measure(server: LocalServer, name: str, seed: int) -> tuple[Run, dict[str, A
         "steps": round(counted["steps"]),
         "step_ms": counted["step_seconds_sum"] / max(1.0, counted["step_seconds_count"]) * 1e3,
         "tokens_per_step": counted["iteration_tokens_sum"] / max(1.0, counted["iteration_tokens_count"]),
+        "server_cpu_s": cpu_s,
         "generator_cpu_s": run.cpu_s,
         **latencies(run),
     }
@@ -161,6 +163,7 @@ COLUMNS = (
     ("ITL p50 ms", "itl_p50_ms", 1),
     ("ITL p99 ms", "itl_p99_ms", 1),
     ("E2E mean s", "e2e_mean_s", 2),
+    ("server CPU s", "server_cpu_s", 1),
 )
 
 
