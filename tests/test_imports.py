@@ -56,7 +56,7 @@ ALLOWED = {
     "everystop.engine.llm": {*STARTERS, "everystop.engine"},
     "everystop.server.app": {"everystop.config", "everystop.server", ERRORS},
     "everystop.server.batch": {"everystop.config", "everystop.engine", "everystop.server", ERRORS},
-    "everystop.server.opening": {*STARTERS, "everystop.engine", "everystop.server", "everystop.observe"},
+    "everystop.server.opening": {*STARTERS, NATIVE, "everystop.engine", "everystop.server", "everystop.observe"},
     "everystop.server": {
         "everystop.engine",
         "everystop.model.tokenizer",

@@ -13,8 +13,8 @@ from typing import Any
 
 import uvloop
 
-from everystop import __version__
-from everystop.assembly import build_engine, longest_sequence, num_threads
+from everystop import __version__, _native
+from everystop.assembly import Capacity, build_engine, longest_sequence, num_threads
 from everystop.config import Config
 from everystop.core.request import SamplingParams
 from everystop.model.chat_template import load_chat_template
@@ -24,7 +24,7 @@ from everystop.model.home import Home
 from everystop.model.pull import EMBEDDED, resolve_model
 from everystop.model.tokenizer import IncrementalDetokenizer, Tokenizer
 from everystop.model.tokenizer_files import load_tokenizer
-from everystop.model.weights import load_model
+from everystop.model.weights import LoadedModel, load_model
 from everystop.server.protocol import Limits
 from everystop.server.service import Service
 from everystop.server.state import ServedModel
@@ -67,7 +67,8 @@ class Opening:
         override = Path(config.chat_template) if config.chat_template else None
         self._template = load_chat_template(self._checkpoint, self._tokenizer, override)
         self._defaults = load_generation_defaults(self._checkpoint, config.generation_config)
-        self.name = config.served_model_name or (config.model if config.model in EMBEDDED else path.stem)
+        own_name = path.resolve().name if path.is_dir() else path.stem
+        self.name = config.served_model_name or (config.model if config.model in EMBEDDED else own_name)
         self._lines: list[tuple[str, str]] = []
 
     def load(self) -> ServedModel:
@@ -83,32 +84,33 @@ class Opening:
             num_valid_tokens=num_valid_tokens,
             make_text_decoder=lambda: TokenDecoder(tokenizer),
         )
+        self._lines = self._describe(loaded, capacity, threads)
+        defaults: dict[str, Any] = self._defaults.values()
+        return ServedModel(
+            engine=engine,
+            texts=ModelTexts(tokenizer),
+            limits=Limits((self.name,), num_valid_tokens, capacity.max_model_len, SamplingParams(**defaults)),
+            encode=tokenizer.encode,
+            encode_chat=self.encode_chat,
+            num_blocks=capacity.num_blocks,
+        )
+
+    def _describe(self, loaded: LoadedModel, capacity: Capacity, threads: int) -> list[tuple[str, str]]:
+        config, tokenizer = self.config, self._tokenizer
         num_blocks, length = capacity.num_blocks, capacity.max_model_len
         blocks = f"{num_blocks:,} blocks of {capacity.block_size} tokens, {capacity.num_bytes / MIB:,.0f} MiB"
-        self._lines = [
+        per_seq = max(1, num_blocks // config.max_num_seqs) * capacity.block_size
+        return [
             ("model", f"{self.name} ({self._checkpoint.path.name}), {loaded.num_bytes / MIB:,.0f} MiB of weights"),
-            ("arithmetic", f"{config.dtype}, kernels {loaded.layout}, {threads} threads"),
-            ("KV cache", f"{blocks}: {capacity.num_longest_requests:,} requests of {length:,} tokens at once, or"),
-            ("", f"{min(config.max_num_seqs, num_blocks)} (--max-num-seqs) of {self._share(capacity.num_tokens):,}"),
+            ("arithmetic", f"{config.dtype}, {_native.isa()} kernels ({loaded.layout}), {threads} threads"),
+            ("KV cache", f"{blocks}: {capacity.num_longest_requests:,} requests of {length:,} tokens at once,"),
+            ("", f"or {min(config.max_num_seqs, num_blocks)} (--max-num-seqs) of {min(length, per_seq):,}"),
             ("policy", f"{config.policy}, {config.max_num_batched_tokens} tokens a step"),
             ("sampling", self._sampling_text()),
             ("chat", f"template from {self._template.origin}" if self._template.is_present else "no template"),
             ("ends at", ", ".join(f"{tokenizer.token_text(i)} ({i})" for i in tokenizer.eos_ids) or "no token"),
             *(("note", note) for note in loaded.notes),
         ]
-        return ServedModel(
-            engine=engine,
-            texts=ModelTexts(tokenizer),
-            limits=Limits(
-                (self.name,),
-                num_valid_tokens,
-                length,
-                SamplingParams(**self._defaults.values()),  # type: ignore[arg-type]
-            ),
-            encode=tokenizer.encode,
-            encode_chat=self.encode_chat,
-            num_blocks=num_blocks,
-        )
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation; raises RequestError, also for what the template refuses."""
@@ -118,11 +120,6 @@ class Opening:
         """What is served, how, and where."""
         lines = [f"Everystop {__version__}", *(f"  {name:<11}{text}" for name, text in self._lines)]
         return "\n".join([*lines, f"Serving on {self.url} (try {self.url}/v1/chat/completions)"])
-
-    def _share(self, num_tokens: int) -> int:
-        """Tokens for each of `max_num_seqs` requests, in whole blocks."""
-        size = self.config.block_size
-        return max(1, num_tokens // self.config.max_num_seqs // size) * size
 
     def _sampling_text(self) -> str:
         values = self._defaults.values()
