@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.server.parrot import EOS, VOCAB, ParrotServer
 
 from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, PARAMETER_FIELDS
@@ -427,3 +429,23 @@ def test_body_json_is_utf8(server: ParrotServer) -> None:
     _, headers, body = server.request("POST", COMPLETIONS, {"prompt": "é🙂 "})
     assert headers["content-type"] == "application/json"
     assert json.loads(body.decode())["choices"][0]["text"] == "é🙂 "
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_no_json_brings_the_server_to_500(server: ParrotServer, path: str, data: st.DataObject) -> None:
+    known = sorted(COMPLETION_FIELDS if path == COMPLETIONS else CHAT_FIELDS)
+    body = data.draw(st.dictionaries(st.sampled_from(known), JSON, max_size=4))
+    if data.draw(st.booleans()):
+        body |= {"prompt": "ab"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "ab"}]}
+    status, _, answer = server.request("POST", path, body)
+    assert status in (200, 400, 404), answer
+    assert status == 200 or set(json.loads(answer)) == {"error"}
