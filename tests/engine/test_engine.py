@@ -122,6 +122,18 @@ def test_stop_string_across_tokens_ends_the_request_in_the_step_that_completes_i
     assert outputs[-1].stop_reason == "cd"
 
 
+def test_stop_string_that_reads_like_a_token_id_is_still_a_string() -> None:
+    class DigitDecoder:
+        def feed(self, token_id: int) -> str:
+            return str(token_id)
+
+    with running_engine(CountingRunner()) as client:
+        client.engine._make_text_decoder = DigitDecoder
+        request_id = client.submit(stop=("102",), max_tokens=20)
+        outputs = client.collect(1)[request_id]
+    assert outputs[-1].stop_reason == "102"
+
+
 def test_stop_token_is_named_as_the_reason() -> None:
     with running_engine(CountingRunner()) as client:
         request_id = client.submit(stop_token_ids=(102,), max_tokens=20)

@@ -110,14 +110,17 @@ class StepEvent(NamedTuple):
 
 
 class FinishEvent(NamedTuple):
-    """The one terminal event of a request that was taken."""
+    """The one terminal event of a request that was taken.
+
+    `detail` says what ended it: the id of a stop token, a stop string, or the code of a failure; else "".
+    """
 
     now_ns: int
     step_id: int
     request_id: int
     slot: int
     reason: FinishReason
-    detail: str
+    detail: str | int
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int

@@ -651,13 +651,15 @@ class Scheduler:
         self, request: Request, tokens: tuple[int, ...], row: Row, result: StepResult, now_ns: int
     ) -> tuple[int, ...]:
         """Append a row's tokens up to the one that ends the request; returns those accepted."""
-        reason, detail, num_accepted = None, "", 0
+        reason: FinishReason | None = None
+        detail: str | int = ""
+        num_accepted = 0
         for token in tokens:
             num_accepted += 1
             request.token_ids.append(token)
             num_output = request.num_output_tokens
             if token in request.stop_ids and num_output > request.params.min_tokens:
-                reason, detail = FinishReason.STOP, str(token)
+                reason, detail = FinishReason.STOP, token
             elif request.request_id in result.stopped:
                 reason, detail = FinishReason.STOP, result.stopped[request.request_id]
             elif num_output >= request.max_tokens:
@@ -675,7 +677,7 @@ class Scheduler:
             self._finish(request, reason, detail, now_ns)
         return tokens[:num_accepted]
 
-    def _finish(self, request: Request, reason: FinishReason, detail: str, now_ns: int) -> None:
+    def _finish(self, request: Request, reason: FinishReason, detail: str | int, now_ns: int) -> None:
         """The only way out: exactly one terminal event; slot, blocks, group and policy forget the request."""
         slot = request.slot
         was_running = request.request_id in self.running

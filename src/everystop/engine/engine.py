@@ -241,7 +241,5 @@ def _output(
     if end is None:
         return StepOutput(request_id, tokens, logprobs)
     error = f"the model produced {end.detail}" if end.reason is FinishReason.ERROR else None
-    stop_reason: str | int | None = None
-    if end.reason is FinishReason.STOP:
-        stop_reason = int(end.detail) if tokens and str(tokens[-1]) == end.detail else end.detail
+    stop_reason = end.detail if end.reason is FinishReason.STOP else None
     return StepOutput(request_id, tokens, logprobs, end.reason.value, stop_reason, end.num_cached_tokens, error)
