@@ -146,3 +146,11 @@ def test_waiting_reasons_are_recorded_as_changes_only() -> None:
         (1, WaitReason.NO_SLOT, -1),
         (2, WaitReason.NO_SLOT, -1),
     ]
+
+
+def test_parked_choices_wait_for_their_sibling_and_for_no_barrier() -> None:
+    harness = Harness(make_scheduler(max_num_batched_tokens=8))
+    harness.add_group(0, 30, 3, max_tokens=2)
+    harness.run()
+    waits = [(e.request_id, e.reason, e.behind) for e in harness.events if isinstance(e, WaitEvent)]
+    assert waits == [(1, WaitReason.FORK, 0), (2, WaitReason.FORK, 0)]

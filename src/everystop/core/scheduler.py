@@ -433,7 +433,7 @@ class Scheduler:
                 raise PolicyError(
                     f"{type(self.policy).__name__} lets nobody board though nothing runs and {view.num_waiting} wait"
                 )
-            if view.num_waiting:
+            if view.num_waiting > sum(map(len, self._parked.values())):
                 self._note_wait(-1, self.policy.barrier_reason, now_ns)
             else:
                 self._last_wait = (-1, None)

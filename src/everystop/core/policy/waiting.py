@@ -6,11 +6,14 @@ from heapq import heappop, heappush
 
 from everystop.core.request import Request
 
+_MAX_STALE = 64
+
 
 class WaitingLine:
     """First come, first served by `request_id`; a preempted request, being older, comes back before new arrivals.
 
-    Removal is lazy: the heap may hold ids that `_members` no longer has; they are dropped when they reach the head.
+    Removal is lazy: the heap may hold ids that `_members` no longer has; they are dropped when they reach the head, or
+    all at once when they outnumber the members.
     """
 
     def __init__(self) -> None:
@@ -29,6 +32,8 @@ class WaitingLine:
     def discard(self, request: Request) -> None:
         """Leave the line, if in it."""
         self._members.pop(request.request_id, None)
+        if len(self._heap) > 2 * len(self._members) + _MAX_STALE:
+            self._heap = sorted(self._members)
 
     def head(self) -> Request | None:
         """The first in line, who stays in it."""
