@@ -21,10 +21,8 @@ MARK = "Serving on "
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a child that finds this checkout's package, installed or not, and keeps its bytecode."""
-    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))))
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPATH": path}
+    """This process's environment, but bytecode is kept: an installed server has its own, too."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def read_counters(text: str) -> dict[str, float]:
