@@ -554,7 +554,8 @@ class Scheduler:
         for request in decoders:
             if request.state is not RequestState.RUNNING:
                 continue
-            rows.append(Row(request.request_id, request.num_computed_tokens + request.num_in_flight, 1, 0, 0))
+            start = request.num_computed_tokens + request.num_in_flight
+            rows.append(tuple.__new__(Row, (request.request_id, start, 1, 0, 0)))  # in half the time of Row(...)
             riders.append((request, request.epoch))
             request.num_in_flight += 1
             request.num_pending_samples += 1
@@ -654,13 +655,14 @@ class Scheduler:
         reason: FinishReason | None = None
         detail: str | int = ""
         num_accepted = 0
+        token_ids = request.token_ids
         for token in tokens:
             num_accepted += 1
-            request.token_ids.append(token)
-            num_output = request.num_output_tokens
+            token_ids.append(token)
+            num_output = len(token_ids) - request.num_prompt_tokens
             if token in request.stop_ids and num_output > request.params.min_tokens:
                 reason, detail = FinishReason.STOP, token
-            elif request.request_id in result.stopped:
+            elif result.stopped and request.request_id in result.stopped:
                 reason, detail = FinishReason.STOP, result.stopped[request.request_id]
             elif num_output >= request.max_tokens:
                 reason = FinishReason.LENGTH
@@ -671,7 +673,7 @@ class Scheduler:
             self.policy.charge(request, num_prefill, num_accepted)
         if request.num_computed_tokens >= (request.num_published_blocks + 1) * self.kv.block_size:
             self.kv.publish(request, request.num_computed_tokens)
-        if request.request_id in self._parked and request.num_computed_tokens >= request.num_prompt_tokens - 1:
+        if self._parked and request.num_computed_tokens >= request.num_prompt_tokens - 1:
             self._unpark(request, now_ns)
         if reason is not None:
             self._finish(request, reason, detail, now_ns)
