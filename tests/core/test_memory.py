@@ -33,12 +33,12 @@ def serve(scheduler: Scheduler, first_id: int, num_groups: int) -> None:
 def test_every_map_is_empty_after_the_last_request(policy: str) -> None:
     scheduler = make_scheduler(policy=policy)
     serve(scheduler, 0, 100)
-    owned = {**vars(scheduler), **vars(scheduler.policy)}
+    owned = {**vars(scheduler), **vars(scheduler.batch), **vars(scheduler.siblings), **vars(scheduler.policy)}
     sizes = {
         name: len(value) for name, value in owned.items() if isinstance(value, Sized) and not isinstance(value, tuple)
     }
-    assert {"requests", "running", "held", "_groups", "_parked", "_outstanding", "_line"} <= sizes.keys()
-    assert sizes.pop("_free_slots") == scheduler.limits.max_num_seqs
+    assert {"requests", "running", "held", "_groups", "_parked", "outstanding", "_line"} <= sizes.keys()
+    assert sizes.pop("free_slots") == scheduler.limits.max_num_seqs
     assert not any(sizes.values()), sizes
 
 

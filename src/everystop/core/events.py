@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from everystop.core.plan import StepPlan
-from everystop.core.request import FinishReason
+from everystop.core.request import FinishReason, Request
 
 SCHEMA_VERSION = 1
 
@@ -43,6 +43,20 @@ class ArrivalEvent(NamedTuple):
     max_tokens: int
     tenant: str
     priority: int
+
+    @classmethod
+    def of(cls, request: Request, now_ns: int) -> ArrivalEvent:
+        """The arrival of this request."""
+        return cls(
+            now_ns,
+            request.request_id,
+            request.group_id,
+            request.choice_index,
+            request.num_prompt_tokens,
+            request.max_tokens,
+            request.tenant,
+            request.priority,
+        )
 
 
 class RefuseEvent(NamedTuple):
@@ -125,6 +139,24 @@ class FinishEvent(NamedTuple):
     num_output_tokens: int
     num_cached_tokens: int
     num_preemptions: int
+
+    @classmethod
+    def of(
+        cls, request: Request, now_ns: int, step_id: int, slot: int, reason: FinishReason, detail: str | int
+    ) -> FinishEvent:
+        """The end of this request, in its last slot."""
+        return cls(
+            now_ns,
+            step_id,
+            request.request_id,
+            slot,
+            reason,
+            detail,
+            request.num_prompt_tokens,
+            request.num_output_tokens,
+            request.num_cached_tokens,
+            request.num_preemptions,
+        )
 
 
 Event = ArrivalEvent | RefuseEvent | AdmitEvent | PreemptEvent | WaitEvent | StepEvent | FinishEvent

@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
-from everystop.core.request import SamplingParams
+from everystop.core.request import Request, SamplingParams
 
 
 class Row(NamedTuple):
@@ -43,6 +43,21 @@ class Admitted(NamedTuple):
     block_table: tuple[int, ...]
     slot: int
     adapter: str
+
+    @classmethod
+    def of(cls, request: Request) -> Admitted:
+        """This request as it boards."""
+        return cls(
+            request.request_id,
+            tuple(request.token_ids),
+            request.num_prompt_tokens,
+            request.params,
+            request.choice_index,
+            tuple(sorted(request.stop_ids)),
+            tuple(request.block_table),
+            request.slot,
+            request.adapter,
+        )
 
 
 class NewBlocks(NamedTuple):

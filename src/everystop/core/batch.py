@@ -1,0 +1,108 @@
+"""Who is on board: running requests, their slots and blocks, rows that are held, and plans on their way."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from everystop.core.kv_cache import KVCache
+from everystop.core.plan import StepPlan
+from everystop.core.request import Request, RequestState
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """A plan on its way: the request and its epoch behind each row, and block tables to release when it is back.
+
+    Epoch -1 marks a padded row, whose result is dropped.
+    """
+
+    plan: StepPlan
+    scheduled_ns: int
+    riders: list[tuple[Request, int]]
+    deferred: list[list[int]]
+
+
+class Batch:
+    """Slots and block tables of the requests on board; decides nothing, keeps everything consistent.
+
+    A slot is free, or taken by a running request, or held by a finished one until its batch has ended. Blocks that a
+    plan on its way names return to the pool when that plan is back.
+    """
+
+    def __init__(self, max_num_seqs: int, kv: KVCache) -> None:
+        self.kv = kv
+        self.running: dict[int, Request] = {}
+        self.held: dict[int, Request] = {}
+        self.outstanding: deque[Outstanding] = deque()
+        self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is taken first
+
+    @property
+    def num_padded(self) -> int:
+        """Finished requests that are still computed."""
+        return sum(1 for request in self.held.values() if request.block_table)
+
+    @property
+    def num_promised_blocks(self) -> int:
+        """Blocks that come back with plans on their way."""
+        return sum(len(table) for out in self.outstanding for table in out.deferred)
+
+    def board(self, request: Request) -> None:
+        """Take the lowest free slot for a request that has its blocks."""
+        request.slot = heappop(self.free_slots)
+        request.state = RequestState.RUNNING
+        self.running[request.request_id] = request
+
+    def leave(self, request: Request) -> int:
+        """Free slot and blocks of a running request; returns how many blocks return only with a plan on its way."""
+        del self.running[request.request_id]
+        heappush(self.free_slots, request.slot)
+        request.slot = -1
+        return self._give_back(request)
+
+    def hold(self, request: Request, *, padded: bool) -> None:
+        """A finished request keeps its slot, and, if it is padded, its blocks."""
+        del self.running[request.request_id]
+        self.held[request.slot] = request
+        if not padded:
+            self._give_back(request)
+
+    def drop_padding(self) -> list[int]:
+        """Held requests lose their blocks, not their slots; returns the ids of those that had some."""
+        padded = [request for request in self.held.values() if request.block_table]
+        for request in padded:
+            self._give_back(request)
+        return [request.request_id for request in padded]
+
+    def free_held(self) -> list[int]:
+        """All held slots are free again; returns the ids of those that still had blocks."""
+        ids = self.drop_padding()
+        for slot in self.held:
+            heappush(self.free_slots, slot)
+        self.held.clear()
+        return ids
+
+    def _give_back(self, request: Request) -> int:
+        table, request.block_table = request.block_table, []
+        for outstanding in reversed(self.outstanding):
+            if request.last_served_step == outstanding.plan.step_id:
+                self._withdraw_in_flight(request, table)
+                outstanding.deferred.append(table)
+                return len(table)
+        self.kv.release(table)
+        return 0
+
+    def _withdraw_in_flight(self, request: Request, table: list[int]) -> None:
+        """Blocks that a plan on its way fills for a request that leaves now may never be right: unmatchable."""
+        starts = [
+            row.start for out in self.outstanding for row in out.plan.rows if row.request_id == request.request_id
+        ]
+        first = min(starts) // self.kv.block_size
+        for block in table[first : request.num_published_blocks]:
+            self.kv.pool.withdraw(block)
+
+    def release_deferred(self, landed: Outstanding) -> None:
+        """Blocks that waited for a plan return to the pool."""
+        for table in landed.deferred:
+            self.kv.release(table)

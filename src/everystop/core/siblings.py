@@ -1,0 +1,60 @@
+"""The n choices of one client request: who is alive, and who waits for whose prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from everystop.core.request import Request
+
+
+class Siblings:
+    """Groups of requests with one prompt. The first to run computes it, the others are parked behind that one."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, list[Request]] = {}
+        self._parked: dict[int, list[Request]] = {}
+
+    def join(self, request: Request) -> None:
+        """A request has arrived."""
+        self._groups.setdefault(request.group_id, []).append(request)
+
+    def leave(self, request: Request) -> None:
+        """A request has ended; those parked behind it are to be unparked first."""
+        group = self._groups[request.group_id]
+        group.remove(request)
+        if not group:
+            del self._groups[request.group_id]
+        for parked in self._parked.values():
+            if request in parked:
+                parked.remove(request)
+
+    def of(self, request: Request) -> list[Request]:
+        """All living choices of the same client request, this one included."""
+        return self._groups[request.group_id]
+
+    def park(self, request: Request, leader: Request) -> None:
+        """`request` waits until `leader` has computed the prompt, or has left."""
+        self._parked.setdefault(leader.request_id, []).append(request)
+
+    def has_parked(self, leader: Request) -> bool:
+        """Somebody waits for this request's prompt."""
+        return leader.request_id in self._parked
+
+    def unpark(self, leader: Request) -> list[Request]:
+        """Those who waited for `leader`; they do no longer."""
+        return self._parked.pop(leader.request_id, [])
+
+    def members(self) -> Iterator[Request]:
+        """Every living request."""
+        for group in self._groups.values():
+            yield from group
+
+    def parked(self) -> Iterator[tuple[int, Request]]:
+        """(leader's id, parked request), for all who are parked."""
+        for leader_id, requests in self._parked.items():
+            for request in requests:
+                yield leader_id, request
+
+    def leader_ids(self) -> list[int]:
+        """Ids of those behind whom others are, or were, parked."""
+        return list(self._parked)
