@@ -22,16 +22,21 @@ inline float max_lanes(Vec16 x) {
 }
 
 // scores[q][16 v …] for kQ query vectors and kV vectors of keys: one chain over ascending dimensions each.
+// Meanwhile the values of the same positions are fetched: the cache of many requests comes from memory, in
+// blocks that lie apart.
 template <int kQ, int kV, class Element>
 inline void score_tile(const float* queries, int64_t query_stride, int64_t dim, const Element* const* keys,
-                       int64_t key_stride, float* scores) {
+                       const Element* const* values, int64_t key_stride, float* scores) {
   Vec16 sums[kQ][kV];
   for (int q = 0; q < kQ; ++q) {
     for (int v = 0; v < kV; ++v) sums[q][v] = zeros();
   }
   for (int64_t d = 0; d < dim; ++d) {
     Vec16 k[kV];
-    for (int v = 0; v < kV; ++v) k[v] = load(keys[v] + d * key_stride);
+    for (int v = 0; v < kV; ++v) {
+      k[v] = load(keys[v] + d * key_stride);
+      __builtin_prefetch(values[v] + d * 16, 0, 2);
+    }
     for (int q = 0; q < kQ; ++q) {
       const Vec16 x = splat(queries[q * query_stride + d]);
       for (int v = 0; v < kV; ++v) sums[q][v] = fma(x, k[v], sums[q][v]);
@@ -42,27 +47,61 @@ inline void score_tile(const float* queries, int64_t query_stride, int64_t dim, 
   }
 }
 
+template <int kQ, int kV, class Element>
+inline int64_t score_tiles(const float* queries, int64_t query_stride, int64_t dim,
+                           const Element* const* keys, const Element* const* values, int64_t first,
+                           int64_t num_vectors, int64_t key_stride, float* scores) {
+  int64_t v = first;
+  for (; v + kV <= num_vectors; v += kV) {
+    score_tile<kQ, kV>(queries, query_stride, dim, keys + v, values + v, key_stride, scores + v * 16);
+  }
+  return v;
+}
+
 template <int kQ, class Element>
 void score_queries(int64_t num_queries, const float* queries, int64_t query_stride, int64_t dim,
-                   const Element* const* keys, int64_t num_vectors, int64_t key_stride, float* scores) {
+                   const Element* const* keys, const Element* const* values, int64_t num_vectors,
+                   int64_t key_stride, float* scores) {
   if (num_queries == kQ) {
-    int64_t v = 0;
-    for (; v + kTileKeys <= num_vectors; v += kTileKeys) {
-      score_tile<kQ, kTileKeys>(queries, query_stride, dim, keys + v, key_stride, scores + v * 16);
-    }
-    for (; v < num_vectors; ++v) {
-      score_tile<kQ, 1>(queries, query_stride, dim, keys + v, key_stride, scores + v * 16);
-    }
+    const int64_t done = score_tiles<kQ, kTileKeys>(queries, query_stride, dim, keys, values, 0, num_vectors,
+                                                    key_stride, scores);
+    score_tiles<kQ, 1>(queries, query_stride, dim, keys, values, done, num_vectors, key_stride, scores);
   } else if constexpr (kQ > 1) {
-    score_queries<kQ - 1>(num_queries, queries, query_stride, dim, keys, num_vectors, key_stride, scores);
+    score_queries<kQ - 1>(num_queries, queries, query_stride, dim, keys, values, num_vectors, key_stride,
+                          scores);
   }
 }
+
+// The keys to score next, fetched a few lines at a time while values are summed.
+template <class Element>
+struct NextKeys {
+  static constexpr int64_t kPerLine = 64 / static_cast<int64_t>(sizeof(Element));
+  static constexpr int kLinesPerKey = static_cast<int>(sizeof(Element));  // of a head of 64 dimensions
+  const Element* groups[kAttentionSplit / 16 + 1];                        // the last is null
+  int64_t stride, dim;
+  const Element* at = nullptr;
+  int64_t group = 0, left = 0;
+
+  void fetch() {
+    for (int i = 0; i < kLinesPerKey; ++i) fetch_one();
+  }
+  void fetch_one() {
+    if (left == 0) {
+      if (groups[group] == nullptr) return;
+      at = groups[group++];
+      left = dim;
+    }
+    __builtin_prefetch(at, 0, 2);
+    at += stride;
+    --left;
+  }
+};
 
 // o[q][16 kD] += weights[q][t] · values[t] for t in [first, last), ascending. values[t / 16] points at
 // position 16 (t / 16) of the split.
 template <int kQ, int kD, class Element>
 inline void value_tile(const float* weights, const Element* const* values, int64_t value_stride,
-                       int64_t dim_offset, int64_t first, int64_t last, float* o) {
+                       int64_t dim_offset, int64_t first, int64_t last, NextKeys<Element>& next, float* o) {
   Vec16 sums[kQ][kD];
   for (int q = 0; q < kQ; ++q) {
     for (int i = 0; i < kD; ++i) sums[q][i] = load(o + q * value_stride + i * 16);
@@ -71,6 +110,7 @@ inline void value_tile(const float* weights, const Element* const* values, int64
     const int64_t end = (t / 16 + 1) * 16 < last ? (t / 16 + 1) * 16 : last;
     const Element* v = values[t / 16] + t % 16 * value_stride + dim_offset;
     for (; t < end; ++t, v += value_stride) {
+      next.fetch();
       Vec16 x[kD];
       for (int i = 0; i < kD; ++i) x[i] = load(v + i * 16);
       for (int q = 0; q < kQ; ++q) {
@@ -86,16 +126,17 @@ inline void value_tile(const float* weights, const Element* const* values, int64
 
 template <int kQ, class Element>
 void value_queries(int64_t num_queries, const float* weights, const Element* const* values,
-                   int64_t value_stride, int64_t first, int64_t last, float* o) {
+                   int64_t value_stride, int64_t first, int64_t last, NextKeys<Element>& next, float* o) {
   if (first >= last) return;
   if (num_queries == kQ) {
     int64_t d = 0;
     for (; d + 16 * kTileDims <= value_stride; d += 16 * kTileDims) {
-      value_tile<kQ, kTileDims>(weights, values, value_stride, d, first, last, o + d);
+      value_tile<kQ, kTileDims>(weights, values, value_stride, d, first, last, next, o + d);
     }
-    for (; d < value_stride; d += 16) value_tile<kQ, 1>(weights, values, value_stride, d, first, last, o + d);
+    for (; d < value_stride; d += 16)
+      value_tile<kQ, 1>(weights, values, value_stride, d, first, last, next, o + d);
   } else if constexpr (kQ > 1) {
-    value_queries<kQ - 1>(num_queries, weights, values, value_stride, first, last, o);
+    value_queries<kQ - 1>(num_queries, weights, values, value_stride, first, last, next, o);
   }
 }
 
@@ -132,9 +173,26 @@ inline void merge_split(float* top, float* sum, float* o, float split_top, float
   }
 }
 
+// The keys of a tile's split that begins at position `begin`; none for a null tile.
+template <class Element>
+NextKeys<Element> next_keys(const KvLayout& layout, const Element* keys, const AttentionTile* tile,
+                            int64_t begin) {
+  NextKeys<Element> next{{}, layout.block_size, layout.head_dim};
+  if (tile == nullptr) return next;
+  const int64_t size = layout.block_size, num_keys = tile->first_position + tile->num_rows;
+  const int64_t end = num_keys - begin < kAttentionSplit ? num_keys : begin + kAttentionSplit;
+  const int64_t step = NextKeys<Element>::kPerLine < size ? NextKeys<Element>::kPerLine : size;
+  for (int64_t i = 0; begin + i * step < end; ++i) {
+    const int64_t position = begin + i * step;
+    const int64_t head = tile->block_table[position / size] * layout.num_kv_heads + tile->kv_head;
+    next.groups[i] = keys + head * layout.head_dim * size + position % size;
+  }
+  return next;
+}
+
 template <class Element>
 void attend_elements(const KvLayout& layout, const Element* keys, const Element* values,
-                     const AttentionTile& tile, float* scratch) {
+                     const AttentionTile& tile, const AttentionTile* following, float* scratch) {
   const int64_t dim = layout.head_dim, size = layout.block_size, stride = layout.value_stride();
   const int64_t group = tile.group, num_queries = tile.num_rows * group;
   float* queries = scratch;
@@ -162,6 +220,9 @@ void attend_elements(const KvLayout& layout, const Element* keys, const Element*
       key_groups[v] = keys + head * dim * size + position % size;
       value_groups[v] = values + (head * size + position % size) * stride;
     }
+    const bool is_last = begin + kAttentionSplit > last_position;
+    NextKeys<Element> next =
+        next_keys(layout, keys, is_last ? following : &tile, is_last ? 0 : begin + kAttentionSplit);
     auto keys_of = [&](int64_t q) {
       const int64_t n = tile.first_position + q / group + 1 - begin;
       return n < kAttentionSplit ? n : kAttentionSplit;
@@ -172,7 +233,8 @@ void attend_elements(const KvLayout& layout, const Element* keys, const Element*
     for (int64_t q = 0; q < num_queries; q += kTileQueries) {
       const int64_t n = num_queries - q < kTileQueries ? num_queries - q : kTileQueries;
       float* s = scores + q * kAttentionSplit;
-      score_queries<kTileQueries>(n, queries + q * stride, stride, dim, key_groups, num_vectors, size, s);
+      score_queries<kTileQueries>(n, queries + q * stride, stride, dim, key_groups, value_groups, num_vectors,
+                                  size, s);
       float split_tops[kTileQueries], split_sums[kTileQueries];
       for (int64_t i = 0; i < n; ++i) {
         split_sums[i] = weigh_scores(s + i * kAttentionSplit, keys_of(q + i), &split_tops[i]);
@@ -180,9 +242,9 @@ void attend_elements(const KvLayout& layout, const Element* keys, const Element*
       // What all rows see is done together; a masked value must not be touched, so each row does its own
       // rest.
       const int64_t shared = keys_of(q);
-      value_queries<kTileQueries>(n, s, value_groups, stride, 0, shared, out + q * stride);
+      value_queries<kTileQueries>(n, s, value_groups, stride, 0, shared, next, out + q * stride);
       for (int64_t i = 1; i < n; ++i) {
-        value_queries<1>(1, s + i * kAttentionSplit, value_groups, stride, shared, keys_of(q + i),
+        value_queries<1>(1, s + i * kAttentionSplit, value_groups, stride, shared, keys_of(q + i), next,
                          out + (q + i) * stride);
       }
       for (int64_t i = 0; i < n; ++i) {
@@ -205,12 +267,13 @@ void attend_elements(const KvLayout& layout, const Element* keys, const Element*
 }
 
 void attend(const KvLayout& layout, const void* keys, const void* values, const AttentionTile& tile,
-            float* scratch) {
+            const AttentionTile* following, float* scratch) {
   if (layout.half) {
-    attend_elements(layout, static_cast<const Half*>(keys), static_cast<const Half*>(values), tile, scratch);
+    attend_elements(layout, static_cast<const Half*>(keys), static_cast<const Half*>(values), tile, following,
+                    scratch);
   } else {
     attend_elements(layout, static_cast<const float*>(keys), static_cast<const float*>(values), tile,
-                    scratch);
+                    following, scratch);
   }
 }
 

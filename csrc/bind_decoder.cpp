@@ -381,7 +381,7 @@ Output<float, 3> py_attention(Input<float, 3> q, Input<float, 3> k, Input<float,
       if (naive) {
         attend_naive(cache.layout(), cache.keys(0), cache.values(0), tile);
       } else {
-        kernels.attend(cache.layout(), cache.keys(0), cache.values(0), tile, scratch.get());
+        kernels.attend(cache.layout(), cache.keys(0), cache.values(0), tile, nullptr, scratch.get());
       }
     }
     row += count;

@@ -329,8 +329,11 @@ void Decoder::rotate_and_store(int64_t layer) {
 void Decoder::attend(int64_t layer) {
   const void* keys = cache_.keys(layer);
   const void* values = cache_.values(layer);
-  team_.run(static_cast<int64_t>(tiles_.size()), [&](int64_t tile, int thread) {
-    kernels_.attend(cache_.layout(), keys, values, tiles_[static_cast<size_t>(tile)],
+  const int64_t num_tiles = static_cast<int64_t>(tiles_.size());
+  team_.run(num_tiles, [&](int64_t i, int thread) {
+    const int64_t likely_next = i + team_.size();
+    kernels_.attend(cache_.layout(), keys, values, tiles_[static_cast<size_t>(i)],
+                    likely_next < num_tiles ? &tiles_[static_cast<size_t>(likely_next)] : nullptr,
                     attention_scratch_[static_cast<size_t>(thread)].get());
   });
   note(&StepTimes::attention);

@@ -29,8 +29,10 @@ struct DecoderKernels {
   // type.
   void (*write_token)(const KvLayout& layout, void* keys, void* values, int64_t block, int64_t offset,
                       const float* k, const float* v);
+  // `following` is the tile that the same thread will likely do next, or null: its first keys are fetched
+  // early.
   void (*attend)(const KvLayout& layout, const void* keys, const void* values, const AttentionTile& tile,
-                 float* scratch);
+                 const AttentionTile* following, float* scratch);
   // The greatest of x[n], n >= 1; *finite is false if any is NaN or infinite.
   float (*max_of)(const float* x, int64_t n, bool* finite);
   // The lowest index of `value` in x[n], or n.

@@ -15,6 +15,8 @@ namespace {
 constexpr int64_t kRun = 256;
 constexpr int kNumBins = 2048;
 constexpr float kLog2E = 1.44269504f;
+constexpr int64_t kMostHeaped = 256;   // tokens that a heap finds faster than bins
+constexpr int64_t kMostSorted = 4096;  // candidates worth sorting
 
 // The last token kept, in the order "logit descending, id ascending".
 struct Cut {
@@ -23,6 +25,12 @@ struct Cut {
   bool keeps(float other_logit, int32_t other_id) const {
     return other_logit > logit || (other_logit == logit && other_id <= id);
   }
+};
+
+// The order "logit descending, id ascending".
+struct Before {
+  const float* x;
+  bool operator()(int32_t a, int32_t b) const { return x[a] > x[b] || (x[a] == x[b] && a < b); }
 };
 
 bool test_bit(const std::vector<uint32_t>& words, int64_t i) {
@@ -42,7 +50,6 @@ SamplingScratch::SamplingScratch(int64_t n)
       run_sums(static_cast<size_t>(n / kRun + 1)),
       counts(static_cast<size_t>(n)),
       candidate_ids(static_cast<size_t>(n)),
-      candidate_weights(static_cast<size_t>(n)),
       bin_counts(kNumBins),
       bin_masses(kNumBins) {}
 
@@ -123,16 +130,89 @@ class RowSampler {
   // Weights are 2^((logit - max) · log2(e) / temperature): the best token's is exactly 1.
   int32_t draw() {
     const float scale = kLog2E / settings_.temperature;
-    float* weights = scratch_.weights.data();
-    const double total = kernels_.exp2_of(x_, n_, max_, scale, weights, scratch_.run_sums.data());
+    const double total =
+        kernels_.exp2_of(x_, n_, max_, scale, scratch_.weights.data(), scratch_.run_sums.data());
     const double u = uniform_draw(settings_.seed, settings_.choice,
                                   static_cast<uint64_t>(history_.num_output_tokens()), DrawKind::token);
     const bool cuts_k = settings_.top_k > 0 && settings_.top_k < n_;
     if (!cuts_k && settings_.top_p >= 1.0 && settings_.min_p <= 0.0) return draw_from_all(u * total);
+    if (cuts_k && settings_.top_k <= kMostHeaped)
+      return draw_from_ids(cut_mass(gather_best(settings_.top_k)), u);
+    if (!cuts_k && settings_.top_p < 1.0) {
+      const int64_t count = gather_mass(settings_.top_p * total);
+      if (count > 0) return draw_from_ids(count, u);
+    }
     Cut cut{-FLT_MAX, static_cast<int32_t>(n_)};
     if (cuts_k) cut = cut_after_count(cut, settings_.top_k);
     if (settings_.top_p < 1.0) cut = cut_after_mass(cut, settings_.top_p);
     return draw_from_kept(cut, u);
+  }
+
+  // The best k tokens as candidates, in no order; returns their number.
+  int64_t gather_best(int64_t k) {
+    keep_best(x_, n_, k, scratch_.candidate_ids.data());
+    return k;
+  }
+
+  // Cuts candidates to the best of them that hold top_p of their mass.
+  int64_t cut_mass(int64_t count) {
+    if (settings_.top_p >= 1.0) return count;
+    double total = 0.0;
+    int32_t* ids = scratch_.candidate_ids.data();
+    std::sort(ids, ids + count, comes_before());
+    for (int64_t i = 0; i < count; ++i) total += weight(ids[i]);
+    return count_until(settings_.top_p * total, count);
+  }
+
+  // How many of the sorted candidates it takes to reach a mass; at least one.
+  int64_t count_until(double target, int64_t count) const {
+    int64_t kept = 0;
+    for (double mass = 0.0; kept < count && (kept == 0 || mass < target); ++kept) {
+      mass += weight(scratch_.candidate_ids[static_cast<size_t>(kept)]);
+    }
+    return kept;
+  }
+
+  // The best tokens that together reach a mass as candidates, found among those above a falling weight; 0
+  // where that takes too many of them.
+  int64_t gather_mass(double target) {
+    int32_t* ids = scratch_.candidate_ids.data();
+    const float* weights = scratch_.weights.data();
+    for (float least = 0x1p-8f; least >= 0x1p-24f; least *= 0x1p-4f) {
+      if (kernels_.count_greater(weights, n_, least) > kMostSorted) return 0;
+      int64_t count = 0;
+      double mass = 0.0;
+      for (int64_t i = kernels_.next_greater(weights, 0, n_, least); i < n_;
+           i = kernels_.next_greater(weights, i + 1, n_, least)) {
+        ids[count++] = static_cast<int32_t>(i);
+        mass += weight(static_cast<int32_t>(i));
+      }
+      if (mass < target) continue;
+      std::sort(ids, ids + count, comes_before());
+      return count_until(target, count);
+    }
+    return 0;
+  }
+
+  double weight(int32_t id) const { return static_cast<double>(scratch_.weights[static_cast<size_t>(id)]); }
+
+  // Draws among candidates that min_p leaves, in order of their ids.
+  int32_t draw_from_ids(int64_t count, double u) {
+    int32_t* ids = scratch_.candidate_ids.data();
+    std::sort(ids, ids + count);
+    int64_t kept = 0;
+    double total = 0.0;
+    for (int64_t i = 0; i < count; ++i) {
+      if (weight(ids[i]) == 0.0 || weight(ids[i]) < settings_.min_p) continue;
+      total += weight(ids[i]);
+      ids[kept++] = ids[i];
+    }
+    double target = u * total;
+    for (int64_t i = 0; i + 1 < kept; ++i) {
+      if (target < weight(ids[i])) return ids[i];
+      target -= weight(ids[i]);
+    }
+    return ids[kept - 1];
   }
 
   int32_t draw_from_all(double target) {
@@ -156,24 +236,11 @@ class RowSampler {
 
   int32_t draw_from_kept(const Cut& cut, double u) {
     int32_t* ids = scratch_.candidate_ids.data();
-    float* weights = scratch_.candidate_weights.data();
     int64_t count = 0;
-    double total = 0.0;
-    const double least = settings_.min_p;
     for (int64_t i = next_candidate(0, cut); i < n_; i = next_candidate(i + 1, cut)) {
-      const float weight = scratch_.weights[static_cast<size_t>(i)];
-      if (!cut.keeps(x_[i], static_cast<int32_t>(i)) || weight == 0.0f || static_cast<double>(weight) < least)
-        continue;
-      ids[count] = static_cast<int32_t>(i);
-      weights[count++] = weight;
-      total += static_cast<double>(weight);
+      if (cut.keeps(x_[i], static_cast<int32_t>(i))) ids[count++] = static_cast<int32_t>(i);
     }
-    double target = u * total;
-    for (int64_t i = 0; i < count; ++i) {
-      if (target < static_cast<double>(weights[i])) return ids[i];
-      target -= static_cast<double>(weights[i]);
-    }
-    return count > 0 ? ids[count - 1] : static_cast<int32_t>(kernels_.index_of(x_, n_, max_));
+    return draw_from_ids(count, u);
   }
 
   // The next index whose logit is at least the cut's.
@@ -218,9 +285,7 @@ class RowSampler {
     return count;
   }
 
-  auto comes_before() const {
-    return [this](int32_t a, int32_t b) { return x_[a] > x_[b] || (x_[a] == x_[b] && a < b); };
-  }
+  Before comes_before() const { return {x_}; }
 
   Cut cut_after_count(const Cut& cut, int64_t count) {
     const float inverse_width = fill_bins(cut);
@@ -272,25 +337,27 @@ class RowSampler {
     fill_top(std::min<int64_t>({settings_.num_logprobs, n_, kMaxLogprobs}), log_sum, out);
   }
 
-  // Keeps the best k in a heap whose root is the last of them; ids rise, so a tie with the root never enters.
   void fill_top(int64_t k, double log_sum, TokenLogprobs& out) {
     out.num_top = static_cast<int>(k);
     if (k == 0) return;
-    const auto before = [this](int32_t a, int32_t b) {
-      return raw_[a] > raw_[b] || (raw_[a] == raw_[b] && a < b);
-    };
-    int32_t* ids = out.top_ids;
+    keep_best(raw_, n_, k, out.top_ids);
+    std::sort(out.top_ids, out.top_ids + k, Before{raw_});
+    for (int64_t i = 0; i < k; ++i) {
+      out.top_logprobs[i] = static_cast<float>(static_cast<double>(raw_[out.top_ids[i]]) - log_sum);
+    }
+  }
+
+  // The ids of the best k of x[n], in no order: a heap whose root is the last of them; ids rise, so a tie
+  // with the root never enters.
+  void keep_best(const float* x, int64_t n, int64_t k, int32_t* ids) const {
+    const Before before{x};
     for (int64_t i = 0; i < k; ++i) ids[i] = static_cast<int32_t>(i);
     std::make_heap(ids, ids + k, before);
-    for (int64_t i = kernels_.next_greater(raw_, k, n_, raw_[ids[0]]); i < n_;
-         i = kernels_.next_greater(raw_, i + 1, n_, raw_[ids[0]])) {
+    for (int64_t i = kernels_.next_greater(x, k, n, x[ids[0]]); i < n;
+         i = kernels_.next_greater(x, i + 1, n, x[ids[0]])) {
       std::pop_heap(ids, ids + k, before);
       ids[k - 1] = static_cast<int32_t>(i);
       std::push_heap(ids, ids + k, before);
-    }
-    std::sort(ids, ids + k, before);
-    for (int64_t i = 0; i < k; ++i) {
-      out.top_logprobs[i] = static_cast<float>(static_cast<double>(raw_[ids[i]]) - log_sum);
     }
   }
 

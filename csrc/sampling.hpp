@@ -70,7 +70,6 @@ class SamplingScratch {
   std::vector<float> run_sums;
   std::vector<int32_t> counts;  // zero between calls
   std::vector<int32_t> candidate_ids;
-  std::vector<float> candidate_weights;
   std::vector<int32_t> bin_counts;
   std::vector<double> bin_masses;
 };
