@@ -5,17 +5,22 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.core.fuzz import ABORT_RATES, STEPS_PER_EPISODE, Episode
 from tests.core.harness import Harness, make_request
+from tests.core.hash_model import EOS, HashModelRunner
 
 from everystop.core.kv_cache import KVCache
 from everystop.core.policy import make_policy
 from everystop.core.recording import RecordingScheduler
+from everystop.core.request import SamplingParams
 from everystop.core.scheduler import Limits
+from everystop.engine.engine import Engine
+from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.observe.recorder import CALLS_PER_BATCH, Recorder
 from everystop.sim.replay import RecordError, replay
 
@@ -83,6 +88,34 @@ class RecordedEpisode(Episode):
             plain.limits, plain.kv, make_policy(policy, batch_wait_ns=wait_ns), self.recorder
         )
         self.harness = Harness(scheduler, depth=depth, is_checking=False)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_run_of_the_engine_thread_replays_with_identical_plans(depth: int, tmp_path: Path) -> None:
+    """Real clock, real arrival order: what other threads submit and abort while steps run."""
+    recorder = Recorder(tmp_path / "run.gz", policy="continuous")
+    kv = KVCache(num_blocks=60, block_size=4, enable_prefix_caching=True)
+    scheduler = RecordingScheduler(Limits(max_num_seqs=8, max_model_len=100), kv, make_policy("continuous"), recorder)
+    engine = Engine(scheduler, HashModelRunner(num_blocks=60, block_size=4), eos_token_ids=(EOS,), depth=depth)
+    outputs: list[StepOutput] = []
+    engine.on_outputs = outputs.extend
+    engine.start()
+    for i in range(60):
+        params = SamplingParams(max_tokens=5 + i % 30, n=1 + i % 2, seed=i)
+        first = engine.allocate_ids(params.n)
+        engine.submit(Submit(first, tuple(range(10 + i % 9)), params))
+        if i % 8 == 7:
+            engine.abort(Abort((first,)))
+    deadline = time.monotonic() + 60
+    while sum(output.finish_reason is not None for output in outputs) < 90 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    engine.stop()
+    recorder.close()
+    report = replay(tmp_path / "run.gz")
+    assert engine.error is None
+    assert report.first_difference is None
+    assert len(report.recorded.finish_ns) == report.num_requests == 90
+    assert report.recorded.num_tokens.total() == sum(len(output.token_ids) for output in outputs)
 
 
 def test_replay_names_the_first_step_whose_plan_differs(tmp_path: Path) -> None:
