@@ -20,6 +20,10 @@ class BodyTooLarge(RequestError):
     """The body exceeds the limit (HTTP 413)."""
 
 
+class BodyEncoded(RequestError):
+    """The body is compressed, or otherwise encoded (HTTP 415)."""
+
+
 class ModelUnknown(RequestError):
     """The request names a model that is not served here (HTTP 404)."""
 
@@ -63,6 +67,7 @@ _WIRE: dict[type, Wire] = {
     Unauthorized: Wire(401, "authentication_error", "invalid_api_key"),
     ModelUnknown: Wire(404, "invalid_request_error", "model_not_found"),
     BodyTooLarge: Wire(413, "invalid_request_error", "body_too_large"),
+    BodyEncoded: Wire(415, "invalid_request_error", "unsupported_content_encoding"),
     Overloaded: Wire(429, "rate_limit_error", "queue_full", 1),
     GenerationFailed: Wire(500, "server_error", "generation_failed"),
     Loading: Wire(503, "service_unavailable", "loading", 1),
@@ -94,8 +99,6 @@ def error_response(error: Exception) -> Response:
         headers["retry-after"] = str(retry_after_s)
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    if isinstance(error, BodyTooLarge):
-        headers["connection"] = "close"
     return _reply(wire.status, error_object(error), headers)
 
 

@@ -1,33 +1,45 @@
-"""The HTTP edge: bounds on what a client may send, and uvicorn without its signal handling."""
+"""The HTTP edge: bounds on what a client may send and how long it may take, and uvicorn without its signal handling."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 
+import httptools
 import uvicorn
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from everystop.server.errors import BodyTooLarge
+from everystop.server.errors import BodyEncoded, BodyTooLarge, ClientGone
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BODY_BYTES = 32 * 1024 * 1024
+MAX_PIPELINED = 16
 KEEP_ALIVE_S = 65
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+RECEIVE_S = 60.0
+_CLOSE = b"connection: close\r\ncontent-length: 0\r\n\r\n"
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\n" + _CLOSE
+_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\n" + _CLOSE
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body; raises BodyTooLarge as soon as it is known to be too large."""
+    """The whole body; raises BodyTooLarge as soon as it is known to be too large, BodyEncoded, ClientGone."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() not in ("identity", ""):
+        raise BodyEncoded(f"content-encoding {encoding[:60]!r} is not supported; send the body as it is")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
         raise _body_too_large()
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise _body_too_large()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                raise _body_too_large()
+    except ClientDisconnect:
+        raise ClientGone from None
     return bytes(body)
 
 
@@ -36,34 +48,127 @@ def _body_too_large() -> BodyTooLarge:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with an end to headers: httptools would collect them without limit."""
+    """uvicorn's protocol with an end to headers and to waiting for a request.
+
+    A client that leaves is noticed by all of its pipelined requests, not by the last alone. Upgrades are passed over,
+    body and all: httptools would drop the body of a request that offers one.
+    """
 
     _header_bytes = 0
     _in_headers = True
+    _has_begun = False
+    _passes_over = False
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._open_cycles: list[RequestResponseCycle] = []
+        self._start_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell all requests of this connection."""
+        self._end_deadline()
+        for cycle in self._open_cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Count bytes as long as no header block has ended in them."""
+        self._unset_keepalive_if_required()
         if self._in_headers:
             self._header_bytes += len(data)
-        super().data_received(data)
+        try:
+            while data:
+                data = self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
         if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self.transport.write(_TOO_LARGE)
             self.transport.close()
 
+    def _feed(self, data: bytes) -> bytes:
+        """Parse; returns what is left behind the headers of a request that offers an upgrade."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._pass_over_upgrade()
+            rest: bytes = data[offer.args[0] :]
+            return rest
+        return b""
+
+    def _pass_over_upgrade(self) -> None:
+        """Go on with a parser that has read the same headers but the offer, and expects the body."""
+        framing = [pair for pair in self.headers if pair[0] in (b"content-length", b"transfer-encoding")]
+        lines = b"".join(b"%s: %s\r\n" % pair for pair in framing)
+        self.parser = httptools.HttpRequestParser(self)
+        self._passes_over = True
+        try:
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + lines + b"\r\n")
+        finally:
+            self._passes_over = False
+
     def on_message_begin(self) -> None:
         """A new request begins."""
-        self._in_headers, self._header_bytes = True, 0
+        if self._passes_over:
+            return
+        self._in_headers, self._header_bytes, self._has_begun = True, 0, True
+        if self._deadline is None:
+            self._start_deadline()
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the target."""
+        if not self._passes_over:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        if not self._passes_over:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The header block has ended."""
+        if self._passes_over:
+            return
         self._in_headers = False
         super().on_headers_complete()
+        self._open_cycles.append(self.cycle)
+        if len(self._open_cycles) > MAX_PIPELINED:
+            self.transport.close()
+        elif self.pipeline:
+            self.flow.resume_reading()  # else nobody would see the client leave
 
     def on_message_complete(self) -> None:
         """The body has ended: what comes next is a header block again."""
+        if self.parser.should_upgrade():
+            return
         self._in_headers, self._header_bytes = True, 0
+        self._end_deadline()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """One answer has been given."""
+        self._open_cycles = [cycle for cycle in self._open_cycles if not cycle.response_complete]
+        super().on_response_complete()
+
+    def _start_deadline(self) -> None:
+        self._deadline = self.loop.call_later(RECEIVE_S, self._give_up)
+
+    def _end_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        """The request has not arrived in time; one that stands behind another may have to wait for that one."""
+        if len(self._open_cycles) > (0 if self._in_headers else 1):
+            self._start_deadline()
+            return
+        if self._has_begun and not any(cycle.response_started for cycle in self._open_cycles):
+            self.transport.write(_TOO_SLOW)
+        self.transport.close()
 
 
 class HttpServer(uvicorn.Server):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import resource
 import socket
 
 from everystop.core.errors import ConfigError
@@ -10,6 +12,7 @@ from everystop.core.errors import ConfigError
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; raises ConfigError when the address cannot be had, such as for a port that is taken."""
+    _allow_many_connections()
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, protocol)
@@ -28,3 +31,10 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port"
         ) from None
     return sock
+
+
+def _allow_many_connections() -> None:
+    """Raise the soft limit of open files, often 1,024, to the hard one: each client takes one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -12,7 +12,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -50,7 +50,6 @@ def make_app(state: ServerState, api_keys: Sequence[str] = ()) -> ASGIApp:
         exception_handlers={
             EverystopError: handle_error,
             ClientGone: handle_error,
-            ClientDisconnect: handle_error,
             HTTPException: handle_http_exception,
             Exception: handle_error,
         },
