@@ -1,0 +1,381 @@
+"""The native runner: its logits against transformers, and what it does with plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+from tests.runner.models import (
+    load_transformer,
+    make_runner,
+    random_model,
+    random_transformer,
+    reference_logits,
+    transformer_from_gguf,
+)
+
+from everystop.core.plan import Admitted, NewBlocks, Row, StepPlan
+from everystop.core.request import SamplingParams
+from everystop.model.checkpoint import inspect_model
+from everystop.model.home import Home
+from everystop.model.tokenizer_files import load_tokenizer
+from everystop.model.weights import LoadedModel, load_model
+from everystop.runner.native import NOT_FINITE, NativeRunner, bytes_per_block, default_num_threads
+
+GREEDY = SamplingParams(temperature=0.0)
+TEXT = Path(__file__).parent.parent / "data" / "founding_documents.txt"
+ROPE = {"rope_theta": 10_000.0}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "mistral": ("mistral", {}),
+    "qwen2 with its biases": ("qwen2", {"hidden_size": 120}),
+    "qwen3 with its norms": ("qwen3", {}),
+    "a head for each query": ("llama", {"num_key_value_heads": 6}),
+    "one KV head": ("qwen3", {"num_key_value_heads": 1}),
+    "linear rope": ("llama", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 2.0}}),
+    "llama3 rope": (
+        "llama",
+        {
+            "rope_parameters": ROPE
+            | {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "yarn rope": (
+        "qwen3",
+        {"rope_parameters": ROPE | {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64}},
+    ),
+}
+
+
+# ------------------------------------------------------------------ against transformers
+
+
+def assert_close(logits: np.ndarray, reference: np.ndarray, tolerance: float) -> None:
+    """Logits within the tolerance; the best token equal wherever the best two are further apart than that."""
+    assert np.abs(logits - reference).max() < tolerance
+    best_two = np.partition(reference, -2, axis=1)[:, -2:]
+    clear = best_two[:, 1] - best_two[:, 0] > tolerance
+    assert clear.mean() > 0.9
+    np.testing.assert_array_equal(logits.argmax(axis=1)[clear], reference.argmax(axis=1)[clear])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tiny_models_of_each_family_equal_transformers(variant: str) -> None:
+    architecture, overrides = VARIANTS[variant]
+    model = random_transformer(architecture, **overrides)
+    runner = make_runner(load_transformer(model, "float32"), max_num_batched_tokens=100)
+    rng = np.random.default_rng(0)
+    for length in (1, 5, 300):
+        ids = rng.integers(0, 150, length).tolist()
+        assert_close(runner.logits(ids), reference_logits(model, ids), 1e-4)
+
+
+def test_int8_follows_float32_closely() -> None:
+    ids = np.random.default_rng(1).integers(0, 150, 200).tolist()
+    exact, quantised = (make_runner(random_model("llama", dtype)).logits(ids) for dtype in ("float32", "int8"))
+    assert np.corrcoef(exact.ravel(), quantised.ravel())[0, 1] > 0.999
+
+
+@pytest.fixture(scope="module")
+def reference_model(smollm2_path: Path) -> transformers.PreTrainedModel:
+    """The embedded model in transformers, float32."""
+    return transformer_from_gguf(smollm2_path)
+
+
+def text_tokens(smollm2_path: Path) -> list[int]:
+    """The public-domain text (Declaration of Independence, Constitution, Gettysburg Address) as token ids."""
+    return load_tokenizer(inspect_model(smollm2_path), Home.from_environment()).encode(TEXT.read_text())
+
+
+def load_embedded(smollm2_path: Path, dtype: str) -> LoadedModel:
+    """The embedded model, from the user's cache where it is there."""
+    return load_model(inspect_model(smollm2_path), dtype=dtype, num_threads=2, home=Home.from_environment())
+
+
+@pytest.mark.model
+def test_the_embedded_model_equals_transformers(
+    smollm2_path: Path, reference_model: transformers.PreTrainedModel
+) -> None:
+    """Twenty-two prompts of 1 to 600 tokens, taken from all over the text."""
+    text = text_tokens(smollm2_path)
+    runner = make_runner(load_embedded(smollm2_path, "float32"))
+    lengths = (1, 2, 3, 4, 5, 7, 8, 13, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 100, 150, 257, 600)
+    for index, length in enumerate(lengths):
+        ids = text[index * 300 : index * 300 + length]
+        assert_close(runner.logits(ids), reference_logits(reference_model, ids), 1e-3)
+
+
+@pytest.mark.model
+def test_int8_perplexity_is_within_one_percent(smollm2_path: Path, record_property: Any) -> None:
+    text = text_tokens(smollm2_path)
+    assert len(text) >= 8000
+    scores = {}
+    for dtype in ("float32", "int8"):
+        runner = make_runner(load_embedded(smollm2_path, dtype))
+        scores[dtype] = runner.score(text, window=2048)
+        runner.close()
+    agreement = (scores["int8"].best_ids == scores["float32"].best_ids).mean()
+    record_property("perplexities", {dtype: score.perplexity for dtype, score in scores.items()})
+    record_property("top1_agreement", agreement)
+    print({dtype: score.perplexity for dtype, score in scores.items()}, "top-1 agreement", agreement)
+    assert scores["int8"].perplexity < 1.01 * scores["float32"].perplexity
+    assert agreement > 0.92
+
+
+# --------------------------------------------------------------------------------- plans
+
+
+def admitted(
+    request_id: int, token_ids: Sequence[int], blocks: Sequence[int], params: SamplingParams = GREEDY, **fields: Any
+) -> Admitted:
+    """A request on board, its prompt all of `token_ids`."""
+    defaults: dict[str, Any] = {"choice_index": 0, "stop_token_ids": (), "slot": 0, "adapter": ""}
+    num_prompt = fields.pop("num_prompt_tokens", len(token_ids))
+    return Admitted(
+        request_id=request_id,
+        token_ids=tuple(token_ids),
+        num_prompt_tokens=num_prompt,
+        params=params,
+        block_table=tuple(blocks),
+        **defaults | fields,
+    )
+
+
+@pytest.fixture
+def runner() -> NativeRunner:
+    """A tiny float32 model with 64 blocks of 32."""
+    return make_runner(random_model("llama", "float32"))
+
+
+def generate(runner: NativeRunner, request: Admitted, num_tokens: int) -> list[int]:
+    """Prefill in one piece, then decode; the request stays on board."""
+    length = len(request.token_ids)
+    plan = StepPlan(0, rows=[Row(request.request_id, 0, length, 0, length - 1)], admitted=[request])
+    tokens = list(runner.execute(plan).rows[0])
+    for i in range(num_tokens - 1):
+        plan = StepPlan(i + 1, rows=[Row(request.request_id, length + i, 1, 0, 0)])
+        tokens += runner.execute(plan).rows[0]
+    return tokens
+
+
+def test_greedy_generation_follows_the_logits(runner: NativeRunner) -> None:
+    prompt = [5, 17, 42, 9]
+    tokens = generate(runner, admitted(1, prompt, range(2)), 30)
+    runner.execute(StepPlan(99, released=[1]))
+    logits = runner.logits(prompt + tokens)
+    assert tokens == logits[3:-1].argmax(axis=1).tolist()
+
+
+def test_a_chunk_that_samples_nothing_gives_no_token(runner: NativeRunner) -> None:
+    request = admitted(1, range(1, 51), range(2))
+    assert runner.execute(StepPlan(0, rows=[Row(1, 0, 20, 0, 20)], admitted=[request])).rows == [()]
+    chunked = runner.execute(StepPlan(1, rows=[Row(1, 20, 30, 0, 29)])).rows
+    whole = runner.execute(StepPlan(2, rows=[Row(2, 0, 50, 0, 49)], admitted=[request._replace(request_id=2)])).rows
+    assert len(chunked[0]) == 1
+    assert chunked == whole
+
+
+def test_a_row_may_compute_positions_again(runner: NativeRunner) -> None:
+    tokens = generate(runner, admitted(1, [3, 4, 5], range(2)), 10)
+    again = runner.execute(StepPlan(50, rows=[Row(1, 5, 4, 0, 3)])).rows
+    assert again == [(tokens[6],)]
+    assert runner.execute(StepPlan(51, rows=[Row(1, 12, 1, 0, 0)])).rows != [()]
+
+
+def test_copied_and_replaced_blocks_hold_the_same_tokens(runner: NativeRunner) -> None:
+    """A fork continues on copies of its sibling's blocks exactly as the sibling does."""
+    expected = generate(runner, admitted(1, range(1, 41), (0, 1)), 5)
+    fork = admitted(2, range(1, 41), (0, 7))
+    plan = StepPlan(9, rows=[Row(2, 39, 1, 0, 0)], admitted=[fork], copies=[(1, 7)])
+    tokens = list(runner.execute(plan).rows[0])
+    plan = StepPlan(10, rows=[Row(2, 40, 1, 0, 0)], new_blocks=[NewBlocks(2, 0, (9, 8, 3))], copies=[(0, 9), (7, 8)])
+    tokens += runner.execute(plan).rows[0]
+    assert tokens == expected[:2]
+
+
+def test_padded_rows_change_nothing(runner: NativeRunner) -> None:
+    """They may even lie where a finished request has no block any more."""
+    expected = generate(runner, admitted(1, range(1, 30), range(2)), 4)
+    request = admitted(2, range(1, 30), range(2, 4))
+    tokens = generate(runner, request, 2)
+    finished = admitted(3, range(1, 33), [5])
+    generate(runner, finished, 1)
+    for start in (30, 31):
+        plan = StepPlan(start, rows=[Row(2, start, 1, 0, 0), Row(3, 32, 1, 0, 0)], num_padded_rows=1)
+        tokens += runner.execute(plan).rows[0]
+    assert tokens == expected
+
+
+def test_logprobs_come_only_for_those_who_asked(runner: NativeRunner) -> None:
+    asks = SamplingParams(temperature=0.0, logprobs=3)
+    plan = StepPlan(
+        0,
+        rows=[Row(1, 0, 3, 0, 2), Row(2, 0, 3, 0, 2), Row(3, 0, 2, 0, 2)],
+        admitted=[
+            admitted(1, [4, 5, 6], [0]),
+            admitted(2, [4, 5, 6], [1], asks),
+            admitted(3, [4, 5, 6], [2], asks),
+        ],
+    )
+    result = runner.execute(plan)
+    assert list(result.logprobs) == [2]
+    (entry,) = result.logprobs[2]
+    assert entry.rank == 1
+    assert entry.top[0] == (result.rows[1][0], entry.logprob)
+    assert len(entry.top) == 3
+    assert result.execute_ns > 0
+
+
+def test_seeds_and_choices_choose_the_draw(runner: NativeRunner) -> None:
+    def outcome(seed: int, choice: int) -> list[int]:
+        params = SamplingParams(temperature=3.0, seed=seed)
+        tokens = generate(runner, admitted(1, [4, 5, 6], [0], params, choice_index=choice), 12)
+        runner.execute(StepPlan(99, released=[1]))
+        return tokens
+
+    assert outcome(42, 0) == outcome(42, 0)
+    assert len({tuple(outcome(seed, choice)) for seed in (-1, 42, 2**63) for choice in (0, 1, 2)}) == 9
+
+
+def test_min_tokens_masks_stop_ids_that_exist(runner: NativeRunner) -> None:
+    (first,) = generate(runner, admitted(1, [4, 5, 6], [0]), 1)
+    params = SamplingParams(temperature=0.0, min_tokens=1)
+    (masked,) = generate(runner, admitted(2, [4, 5, 6], [1], params, stop_token_ids=(first, 10**6)), 1)
+    assert masked != first
+
+
+def test_padded_vocabulary_rows_are_never_sampled() -> None:
+    model = random_model("llama", "float32")
+    whole = make_runner(model)
+    narrow = make_runner(model, num_valid_tokens=40)
+    ids = list(range(1, 30))
+    np.testing.assert_array_equal(narrow.logits(ids), whole.logits(ids)[:, :40])
+    params = SamplingParams(temperature=5.0, seed=1)
+    assert max(generate(narrow, admitted(1, ids, [0, 1, 2], params), 50)) < 40
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_row_that_is_not_finite_fails_alone(dtype: str) -> None:
+    """One token's embedding is NaN: its request fails, also in later steps, and nobody else notices."""
+    model = random_model("llama", dtype)
+    poisoned = {name: array.copy() if name == "embed_tokens" else array for name, array in model.weights.items()}
+    poisoned["embed_tokens"][77] = np.nan
+    broken = LoadedModel(
+        spec=model.spec, dtype=dtype, layout=model.layout, weights=poisoned, from_cache=False, notes=()
+    )
+    expected = generate(make_runner(model), admitted(1, [1, 2, 3], [0]), 2)
+    runner = make_runner(broken)
+    requests = [admitted(1, [1, 2, 3], [0]), admitted(2, [1, 77, 3], [1]), admitted(3, [1, 2, 3], [2])]
+    plan = StepPlan(0, rows=[Row(i, 0, 3, 0, 2) for i in (1, 2, 3)], admitted=requests)
+    assert runner.execute(plan).rows == [(expected[0],), NOT_FINITE, (expected[0],)]
+    plan = StepPlan(1, rows=[Row(i, 3, 1, 0, 0) for i in (1, 2, 3)])
+    assert runner.execute(plan).rows == [(expected[1],), NOT_FINITE, (expected[1],)]
+    # The blocks of the failed request serve the next one.
+    plan = StepPlan(2, rows=[Row(4, 0, 3, 0, 2)], admitted=[admitted(4, [1, 2, 3], [1])], released=[2])
+    assert runner.execute(plan).rows == [(expected[0],)]
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (StepPlan(0, rows=[Row(9, 0, 1, 0, 0)]), "request 9 is not on board"),
+        (StepPlan(0, rows=[Row(1, 0, 4, 0, 3)]), "ends at position 4 of 3 known tokens"),
+        (StepPlan(0, rows=[Row(1, -1, 1, 0, 0)]), "malformed"),
+        (StepPlan(0, rows=[Row(1, 0, 0, 0, 0)]), "malformed"),
+        (StepPlan(0, rows=[Row(2, 0, 40, 0, 39)]), "its blocks hold 32"),
+        (StepPlan(0, rows=[Row(1, 0, 1, 0, 1)] * 9), "rows"),
+        (StepPlan(0, copies=[(0, 64)]), "block 64 is outside the pool of 64"),
+        (StepPlan(0, new_blocks=[NewBlocks(1, 0, (-1,))]), "block -1 is outside"),
+        (StepPlan(0, new_blocks=[NewBlocks(1, 5, (1,))]), "none can be set from index 5"),
+        (StepPlan(0, admitted=[admitted(1, [1], [0])]), "on board already"),
+        (StepPlan(0, admitted=[admitted(3, [150], [0])]), "token 150 of a vocabulary of 150"),
+        (StepPlan(0, admitted=[admitted(3, [-1], [0])]), "token -1"),
+        (StepPlan(0, admitted=[admitted(3, [1], [64])]), "block 64"),
+        (StepPlan(0, admitted=[admitted(3, [], [0])]), "prompt tokens"),
+    ],
+)
+def test_impossible_plans_are_refused_and_the_runner_lives(runner: NativeRunner, plan: StepPlan, message: str) -> None:
+    setup = StepPlan(0, admitted=[admitted(1, [1, 2, 3], [0]), admitted(2, range(1, 41), [1])])
+    runner.execute(setup)
+    with pytest.raises(ValueError, match=message):
+        runner.execute(plan)
+    assert len(runner.execute(StepPlan(1, rows=[Row(1, 0, 3, 0, 2)])).rows[0]) == 1
+
+
+def test_weights_of_another_shape_are_refused() -> None:
+    model = random_model("llama", "float32")
+    for name, change in (("norm", lambda a: a[:-1]), ("layers.0.o", lambda a: a[64:]), ("layers.1.qkv", None)):
+        weights = dict(model.weights)
+        if change is None:
+            del weights[name]
+        else:
+            weights[name] = change(weights[name])
+        broken = LoadedModel(
+            spec=model.spec, dtype="float32", layout=model.layout, weights=weights, from_cache=False, notes=()
+        )
+        with pytest.raises(ValueError, match=name):
+            make_runner(broken)
+
+
+def test_blocks_of_another_size_are_refused() -> None:
+    with pytest.raises(ValueError, match="block_size must be"):
+        make_runner(random_model("llama", "float32"), block_size=48)
+
+
+def test_bytes_per_block_counts_keys_and_padded_values() -> None:
+    spec = random_model("llama", "int8").spec
+    assert (spec.num_layers, spec.num_kv_heads, spec.head_dim) == (2, 2, 20)
+    assert bytes_per_block(spec, 32, "int8") == 2 * 2 * 32 * (20 + 32) * 2
+    assert bytes_per_block(spec, 32, "float32") == 2 * bytes_per_block(spec, 32, "int8")
+
+
+# ------------------------------------------------------------------------------- threads
+
+
+def make_root(folder: Path, files: dict[str, str]) -> Path:
+    """A small /proc and /sys."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({f"sys/devices/system/cpu/cpu{i}/topology/{k}": v for i in range(8)
+          for k, v in (("core_id", f"{i // 2}\n"), ("physical_package_id", "0\n"))}, 4),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "350000 100000\n",
+          "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, 3),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
+        ({"proc/self/cgroup": "4:cpu,cpuacct:/x\n3:memory:/x\n", "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "200000\n",
+          "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n"}, 2),
+        ({"proc/self/cgroup": "4:cpu,cpuacct:/x\n", "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "-1\n",
+          "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n"}, 8),
+    ],
+    ids=["unknown", "hyper-threads", "no quota", "v2 above", "half a core", "v1", "v1 without quota"],
+)  # fmt: skip
+def test_default_num_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert default_num_threads(make_root(tmp_path, files)) == expected
+
+
+def test_affinity_bounds_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
+    assert default_num_threads(tmp_path) == 1
