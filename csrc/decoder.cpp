@@ -75,6 +75,7 @@ Decoder::Decoder(DecoderConfig config, DecoderWeights weights)
   rows_.reserve(static_cast<size_t>(c.max_num_seqs));
   tokens_.reserve(static_cast<size_t>(t));
   tiles_.reserve(static_cast<size_t>(t * c.num_kv_heads));
+  last_tiles_.reserve(static_cast<size_t>(t * c.num_kv_heads));
   logits_tokens_.reserve(static_cast<size_t>(t));
   sampled_rows_.reserve(static_cast<size_t>(c.max_num_seqs));
   logprobs_.resize(static_cast<size_t>(c.max_num_seqs));
@@ -162,8 +163,7 @@ void Decoder::release(int64_t request_id) {
   requests_.erase(request_id);
 }
 
-// -------------------------------------------------------------------------------------------------------------
-// plan
+// ---------------------------------------------------------------------------------------- plan
 
 int64_t Decoder::count_logits(const StepRow* rows, int64_t num_rows) {
   int64_t count = 0;
@@ -177,6 +177,8 @@ void Decoder::plan_rows(const StepRow* rows, int64_t num_rows, int64_t num_padde
           std::to_string(num_rows) + " rows in a step of at most " + std::to_string(config_.max_num_seqs));
   rows_.clear();
   tokens_.clear();
+  tiles_.clear();
+  last_tiles_.clear();
   logits_tokens_.clear();
   num_tokens_ = 0;
   for (int64_t r = 0; r < num_rows; ++r) {
@@ -204,30 +206,36 @@ void Decoder::plan_rows(const StepRow* rows, int64_t num_rows, int64_t num_padde
       tokens_.push_back({&request, position,
                          request.block_table[static_cast<size_t>(position / config_.block_size)],
                          position % config_.block_size});
-      if (i >= row.logits_from) logits_tokens_.push_back(num_tokens_ + i);
     }
     num_tokens_ += row.num_tokens;
   }
-  plan_tiles();
+  for (const PlannedRow& row : rows_) add_tiles(row, 0, row.num_tokens, row.first_token, tiles_);
 }
 
-// Cuts rows into attention tiles at fixed positions, so that no tile crosses a split.
-void Decoder::plan_tiles() {
+// Tokens of a row from offset `from` on whose logits are wanted: all that the last layer computes.
+void Decoder::want_logits(const PlannedRow& row, int64_t from) {
+  const int64_t first = static_cast<int64_t>(logits_tokens_.size());
+  for (int64_t i = from; i < row.num_tokens; ++i) logits_tokens_.push_back(row.first_token + i);
+  add_tiles(row, from, row.num_tokens, first, last_tiles_);
+}
+
+// Cuts tokens [from, to) of a row into attention tiles at fixed positions, so that no tile crosses a split.
+// Their results go to rows `out` and up of attended_.
+void Decoder::add_tiles(const PlannedRow& row, int64_t from, int64_t to, int64_t out,
+                        std::vector<AttentionTile>& tiles) {
   const DecoderConfig& c = config_;
   const int64_t group = c.num_heads / c.num_kv_heads, tile_rows = attention_tile_rows(group);
-  tiles_.clear();
-  for (const PlannedRow& row : rows_) {
-    for (int64_t done = 0; done < row.num_tokens;) {
-      const int64_t position = row.start + done, token = row.first_token + done;
-      const int64_t count = std::min(tile_rows - position % tile_rows, row.num_tokens - done);
-      for (int64_t head = 0; head < c.num_kv_heads; ++head) {
-        tiles_.push_back({row.request->block_table.data(), position, count, head, group,
-                          1.0f / std::sqrt(static_cast<float>(c.head_dim)),
-                          qkv_.get() + token * c.qkv_size() + head * group * c.head_dim, c.qkv_size(),
-                          attended_.get() + token * c.q_size() + head * group * c.head_dim, c.q_size()});
-      }
-      done += count;
+  for (int64_t done = from; done < to;) {
+    const int64_t position = row.start + done;
+    const int64_t count = std::min(tile_rows - position % tile_rows, to - done);
+    for (int64_t head = 0; head < c.num_kv_heads; ++head) {
+      const int64_t offset = head * group * c.head_dim;
+      tiles.push_back({row.request->block_table.data(), position, count, head, group,
+                       1.0f / std::sqrt(static_cast<float>(c.head_dim)),
+                       qkv_.get() + (row.first_token + done) * c.qkv_size() + offset, c.qkv_size(),
+                       attended_.get() + (out + done - from) * c.q_size() + offset, c.q_size()});
     }
+    done += count;
   }
 }
 
@@ -236,8 +244,7 @@ void Decoder::copy_blocks(const int32_t* copies, int64_t num_copies) {
   for (int64_t i = 0; i < num_copies; ++i) cache_.copy_block(copies[2 * i], copies[2 * i + 1]);
 }
 
-// ----------------------------------------------------------------------------------------------------------
-// forward
+// ------------------------------------------------------------------------------------- forward
 
 // Runs body(row, thread) for rows that cost about `cost` operations each, in shares large enough to be worth
 // one.
@@ -294,7 +301,7 @@ void Decoder::embed() {
 // normed = rms_norm(hidden += delta); delta may be null.
 void Decoder::normalize(const float* delta, const float* weight) {
   const int64_t d = config_.hidden_size;
-  for_rows(num_tokens_, d, [&](int64_t t, int) {
+  for_rows(num_live_, d, [&](int64_t t, int) {
     float* x = hidden_.get() + t * d;
     if (delta == nullptr) {
       kernels_.rms_norm(x, weight, d, config_.rms_norm_eps, normed_.get() + t * d);
@@ -326,14 +333,14 @@ void Decoder::rotate_and_store(int64_t layer) {
   note(&StepTimes::rope);
 }
 
-void Decoder::attend(int64_t layer) {
+void Decoder::attend(int64_t layer, const std::vector<AttentionTile>& tiles) {
   const void* keys = cache_.keys(layer);
   const void* values = cache_.values(layer);
-  const int64_t num_tiles = static_cast<int64_t>(tiles_.size());
+  const int64_t num_tiles = static_cast<int64_t>(tiles.size());
   team_.run(num_tiles, [&](int64_t i, int thread) {
     const int64_t likely_next = i + team_.size();
-    kernels_.attend(cache_.layout(), keys, values, tiles_[static_cast<size_t>(i)],
-                    likely_next < num_tiles ? &tiles_[static_cast<size_t>(likely_next)] : nullptr,
+    kernels_.attend(cache_.layout(), keys, values, tiles[static_cast<size_t>(i)],
+                    likely_next < num_tiles ? &tiles[static_cast<size_t>(likely_next)] : nullptr,
                     attention_scratch_[static_cast<size_t>(thread)].get());
   });
   note(&StepTimes::attention);
@@ -343,12 +350,28 @@ void Decoder::run_attention_block(int64_t layer) {
   const DecoderConfig& c = config_;
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   normalize(layer == 0 ? nullptr : delta_.get(), w.attn_norm);
-  project({w.qkv, normed_.get(), num_tokens_, c.qkv_size(), c.hidden_size, w.qkv_bias, qkv_.get(),
-           c.qkv_size(), &StepTimes::qkv});
+  project({w.qkv, normed_.get(), num_live_, c.qkv_size(), c.hidden_size, w.qkv_bias, qkv_.get(), c.qkv_size(),
+           &StepTimes::qkv});
   rotate_and_store(layer);
-  attend(layer);
-  project({w.o, attended_.get(), num_tokens_, c.hidden_size, c.q_size(), nullptr, delta_.get(), c.hidden_size,
+  if (layer + 1 == c.num_layers) {
+    keep_wanted();
+    attend(layer, last_tiles_);
+  } else {
+    attend(layer, tiles_);
+  }
+  project({w.o, attended_.get(), num_live_, c.hidden_size, c.q_size(), nullptr, delta_.get(), c.hidden_size,
            &StepTimes::o});
+}
+
+// Drops tokens whose logits nobody wants: of them, only keys and values outlive the step.
+void Decoder::keep_wanted() {
+  const int64_t d = config_.hidden_size;
+  num_live_ = static_cast<int64_t>(logits_tokens_.size());
+  for (int64_t i = 0; i < num_live_; ++i) {
+    const int64_t t = logits_tokens_[static_cast<size_t>(i)];
+    if (t != i)
+      std::memcpy(hidden_.get() + i * d, hidden_.get() + t * d, static_cast<size_t>(d) * sizeof(float));
+  }
 }
 
 void Decoder::run_mlp_block(int64_t layer) {
@@ -356,18 +379,19 @@ void Decoder::run_mlp_block(int64_t layer) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const int64_t inner = c.intermediate_size;
   normalize(delta_.get(), w.mlp_norm);
-  project({w.gate_up, normed_.get(), num_tokens_, 2 * inner, c.hidden_size, nullptr, gate_up_.get(),
-           2 * inner, &StepTimes::gate_up});
-  for_rows(num_tokens_, inner * 4, [&](int64_t t, int) {
+  project({w.gate_up, normed_.get(), num_live_, 2 * inner, c.hidden_size, nullptr, gate_up_.get(), 2 * inner,
+           &StepTimes::gate_up});
+  for_rows(num_live_, inner * 4, [&](int64_t t, int) {
     const float* gate = gate_up_.get() + t * 2 * inner;
     kernels_.silu_mul(gate, gate + inner, inner, activated_.get() + t * inner);
   });
   note(&StepTimes::activation);
-  project({w.down, activated_.get(), num_tokens_, c.hidden_size, inner, nullptr, delta_.get(), c.hidden_size,
+  project({w.down, activated_.get(), num_live_, c.hidden_size, inner, nullptr, delta_.get(), c.hidden_size,
            &StepTimes::down});
 }
 
 void Decoder::run_layers() {
+  num_live_ = num_tokens_;
   embed();
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
     run_attention_block(layer);
@@ -379,10 +403,9 @@ void Decoder::run_layers() {
 void Decoder::compute_logits(int64_t first, int64_t count) {
   const int64_t d = config_.hidden_size;
   for_rows(count, d, [&](int64_t i, int) {
-    const int64_t t = logits_tokens_[static_cast<size_t>(first + i)];
-    float* x = normed_.get() + i * d;
-    std::memcpy(x, hidden_.get() + t * d, static_cast<size_t>(d) * sizeof(float));
-    kernels_.add_rms_norm(x, delta_.get() + t * d, weights_.norm, d, config_.rms_norm_eps, x);
+    float* x = hidden_.get() + (first + i) * d;
+    kernels_.add_rms_norm(x, delta_.get() + (first + i) * d, weights_.norm, d, config_.rms_norm_eps,
+                          normed_.get() + i * d);
   });
   note(&StepTimes::norm);
   project({weights_.lm_head, normed_.get(), count, config_.vocab_size, d, nullptr, logits_.get(),
@@ -392,6 +415,7 @@ void Decoder::compute_logits(int64_t first, int64_t count) {
 void Decoder::forward(const StepRow* rows, int64_t num_rows, float* logits) {
   plan_rows(rows, num_rows, 0);
   if (num_tokens_ == 0) return;
+  for (const PlannedRow& row : rows_) want_logits(row, row.logits_from);
   last_note_ = profiling_ ? now_ns() : 0;
   run_layers();
   const int64_t total = static_cast<int64_t>(logits_tokens_.size()), n = config_.num_valid_tokens;
@@ -406,8 +430,7 @@ void Decoder::forward(const StepRow* rows, int64_t num_rows, float* logits) {
   }
 }
 
-// -------------------------------------------------------------------------------------------------------------
-// step
+// ---------------------------------------------------------------------------------------- step
 
 int32_t Decoder::sample_row(int64_t row, int64_t logits_row, int thread) {
   const PlannedRow& planned = rows_[static_cast<size_t>(row)];
@@ -443,19 +466,17 @@ void Decoder::step(const StepRow* rows, int64_t num_rows, const int32_t* copies,
   plan_rows(rows, num_rows, num_padded_rows);
   copy_blocks(copies, num_copies);
   if (num_tokens_ == 0) return;
-  times_ = {};
-  last_note_ = profiling_ ? now_ns() : 0;
-  run_layers();
-  // One token a row: the last one's logits are wanted.
   sampled_rows_.clear();
-  logits_tokens_.clear();
   for (int64_t r = 0; r < num_rows; ++r) {
     const PlannedRow& row = rows_[static_cast<size_t>(r)];
     tokens[r] = kNoToken;
     if (row.logits_from >= row.num_tokens) continue;
     sampled_rows_.push_back(r);
-    logits_tokens_.push_back(row.first_token + row.num_tokens - 1);
+    want_logits(row, row.num_tokens - 1);  // one token a row
   }
+  times_ = {};
+  last_note_ = profiling_ ? now_ns() : 0;
+  run_layers();
   if (sampled_rows_.empty()) return;
   compute_logits(0, static_cast<int64_t>(logits_tokens_.size()));
   sample(num_rows, num_padded_rows, tokens);

@@ -133,14 +133,17 @@ class Decoder {
   RequestState& find(int64_t request_id);
   void check_blocks(const int32_t* blocks, int64_t count) const;
   void plan_rows(const StepRow* rows, int64_t num_rows, int64_t num_padded_rows);
-  void plan_tiles();
+  void want_logits(const PlannedRow& row, int64_t from);
+  void add_tiles(const PlannedRow& row, int64_t from, int64_t to, int64_t out,
+                 std::vector<AttentionTile>& tiles);
   void copy_blocks(const int32_t* copies, int64_t num_copies);
   void run_layers();
   void embed();
   void run_attention_block(int64_t layer);
   void run_mlp_block(int64_t layer);
   void rotate_and_store(int64_t layer);
-  void attend(int64_t layer);
+  void attend(int64_t layer, const std::vector<AttentionTile>& tiles);
+  void keep_wanted();
   void normalize(const float* delta, const float* weight);
   void project(const Projection& p);
   void project_exactly(const Projection& p);
@@ -164,11 +167,12 @@ class Decoder {
   // Of the step that runs.
   std::vector<PlannedRow> rows_;
   std::vector<PlannedToken> tokens_;
-  std::vector<AttentionTile> tiles_;
-  std::vector<int64_t> logits_tokens_;  // packed index of each token whose logits are wanted
+  std::vector<AttentionTile> tiles_, last_tiles_;  // of the last layer, for wanted tokens only
+  std::vector<int64_t> logits_tokens_;             // packed index of each token whose logits are wanted
   std::vector<int64_t> sampled_rows_;
   std::vector<TokenLogprobs> logprobs_;
   int64_t num_tokens_ = 0;
+  int64_t num_live_ = 0;  // rows of hidden_ that are still computed
 
   // Scratch; sizes in floats unless said.
   struct FreeDeleter {
