@@ -97,6 +97,8 @@ def test_ids_outside_the_vocabulary_are_refused(server: ParrotServer, field: str
         ("top_k", 1.0),
         ("min_p", 2),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-46),  # 0 as float32: once the end of the engine
+        ("repetition_penalty", 1e-38),  # once logits that were not finite
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
         ("seed", 1.5),
@@ -293,9 +295,12 @@ def test_context_limit_to_the_token(
         assert "1,024" in body["error"]["message"] or "1,023" in body["error"]["message"]
 
 
-def test_refusal_of_a_stream_is_a_plain_400(server: ParrotServer) -> None:
-    error = error_of(server.complete([97] * 2000, stream=True))
-    assert error["code"] == "context_length_exceeded"
+@pytest.mark.parametrize("stream", [False, True])
+def test_refusal_by_the_engine_is_a_plain_400_that_names_the_field(server: ParrotServer, stream: bool) -> None:
+    error = error_of(server.complete([97] * 2000, stream=stream))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    error = error_of(server.complete([97] * 1000, max_tokens=100, stream=stream))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
 
 
 def test_text_far_beyond_the_context_is_refused_before_tokenizing(server: ParrotServer) -> None:

@@ -178,8 +178,7 @@ class Engine:
             try:
                 self._scheduler.add(request, now_ns)
             except RequestError as error:
-                refusal = StepOutput(request.request_id, (), error=str(error), error_code=error.code, refused=True)
-                self._refused.append(refusal)
+                self._refused.append(_refusal(request.request_id, error))
                 continue
             if params.stop and self._make_text_decoder is not None:
                 self._stop_watches[request.request_id] = (self._make_text_decoder(), StopMatcher(params.stop))
@@ -216,6 +215,10 @@ class Engine:
             callback(argument)
         except Exception:
             log.exception("a callback of the engine failed")
+
+
+def _refusal(request_id: int, error: RequestError) -> StepOutput:
+    return StepOutput(request_id, (), error=str(error), error_code=error.code, error_param=error.param, refused=True)
 
 
 def _outputs(turn: Turn) -> list[StepOutput]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,6 +15,7 @@ from everystop.config import Config
 from everystop.core.errors import EngineDead, EverystopError, RequestError
 from everystop.core.plan import TokenLogprobs
 from everystop.core.request import SamplingParams
+from everystop.engine.arguments import check_ids, check_params
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.engine.stops import StopMatcher
 from everystop.model.chat_template import load_chat_template
@@ -67,7 +69,7 @@ class LLM:
         [answer] = llm.generate("The capital of France is", SamplingParams(max_tokens=5))
         answer.outputs[0].text
 
-    All prompts of one call are batched continuously. Not for use from several threads at once. Raises EverystopError.
+    All prompts of one call are batched continuously; calls from several threads take turns. Raises EverystopError.
     """
 
     def __init__(self, model: str = "smollm2", **settings: Any) -> None:
@@ -86,6 +88,7 @@ class LLM:
             num_valid_tokens=self.num_valid_tokens,
             make_text_decoder=lambda: _StepText(self.tokenizer),
         )
+        self._turn = threading.Lock()
         self._inbox: queue.SimpleQueue[list[StepOutput] | BaseException] = queue.SimpleQueue()
         self.engine.on_outputs = self._inbox.put
         self.engine.on_failure = self._inbox.put
@@ -100,8 +103,15 @@ class LLM:
         and the others of the call are given up.
         """
         listed: Sequence[Any] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else prompts
-        encoded = [tuple(self.tokenizer.encode(p) if isinstance(p, str) else p) for p in listed]
+        encoded = [self._encode(prompt) for prompt in listed]
         return self._run(encoded, _one_each(params, len(encoded)))
+
+    def _encode(self, prompt: Any) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt))
+        if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
+            raise RequestError(f"a prompt is {prompt!r:.60}; it must be text or token ids", param="prompt")
+        return check_ids("prompt", prompt, self.num_valid_tokens)
 
     def chat(
         self,
@@ -116,46 +126,37 @@ class LLM:
         return self._run(encoded, _one_each(params, len(encoded)))
 
     def _run(self, prompts: list[tuple[int, ...]], params: list[SamplingParams]) -> list[RequestOutput]:
-        for prompt, sampling in zip(prompts, params, strict=True):
-            self._check_ids(prompt, sampling)
-        answers, by_id = [], {}
-        for prompt, sampling in zip(prompts, params, strict=True):
-            answer = RequestOutput(prompt, [Completion(k) for k in range(sampling.n)])
-            answers.append(answer)
-            first = self.engine.allocate_ids(sampling.n)
-            by_id.update({first + k: (answer, choice) for k, choice in enumerate(answer.outputs)})
-            self.engine.submit(Submit(first, prompt, sampling))
-        try:
-            self._collect(by_id)
-        finally:
-            self.engine.abort(Abort(tuple(by_id)))
+        for sampling in params:
+            check_params(sampling, self.num_valid_tokens)
+        answers = [
+            RequestOutput(prompt, [Completion(k) for k in range(sampling.n)])
+            for prompt, sampling in zip(prompts, params, strict=True)
+        ]
+        with self._turn:
+            self._compute(answers, params)
         for answer, sampling in zip(answers, params, strict=True):
             for choice in answer.outputs:
                 choice.text = self._text(choice, sampling.stop)
         return answers
 
-    def _check_ids(self, prompt: tuple[int, ...], params: SamplingParams) -> None:
-        """Raise RequestError for token ids that the vocabulary does not have."""
-        limit = self.num_valid_tokens
-        biased = tuple(token for token, _ in params.logit_bias)
-        for name, ids in (
-            ("prompt", prompt),
-            ("stop_token_ids", params.stop_token_ids),
-            ("logit_bias", biased),
-            ("allowed_token_ids", params.allowed_token_ids or ()),
-        ):
-            for token in ids:
-                if not 0 <= token < limit:
-                    raise RequestError(
-                        f"{name} has token id {token}; the vocabulary has 0 to {limit - 1:,}", param=name
-                    )
+    def _compute(self, answers: list[RequestOutput], params: list[SamplingParams]) -> None:
+        """Submit all and wait for all; whatever interrupts this, the engine forgets what is unfinished."""
+        by_id: dict[int, tuple[RequestOutput, Completion]] = {}
+        try:
+            for answer, sampling in zip(answers, params, strict=True):
+                first = self.engine.allocate_ids(sampling.n)
+                by_id.update({first + k: (answer, choice) for k, choice in enumerate(answer.outputs)})
+                self.engine.submit(Submit(first, answer.prompt_token_ids, sampling))
+            self._collect(by_id)
+        finally:
+            self.engine.abort(Abort(tuple(by_id)))
 
     def _collect(self, by_id: dict[int, tuple[RequestOutput, Completion]]) -> None:
         """Take outputs until every request has ended; raises for the first that failed or was refused."""
         while by_id:
             outputs = self._inbox.get()
             if isinstance(outputs, BaseException):
-                raise EngineDead(f"the engine has failed: {outputs}") from outputs
+                raise EngineDead(f"the engine has ended: {outputs}") from outputs
             for output in outputs:
                 if output.request_id in by_id:  # others belong to a call that was given up
                     self._take(output, by_id)
@@ -170,7 +171,7 @@ class LLM:
             choice.stop_reason = output.stop_reason
             del by_id[output.request_id]
         if output.error is not None:
-            raise RequestError(output.error, code=output.error_code)
+            raise RequestError(output.error, param=output.error_param, code=output.error_code)
 
     def _text(self, choice: Completion, stops: tuple[str, ...]) -> str:
         ends_with_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
@@ -179,8 +180,9 @@ class LLM:
         return StopMatcher(stops).feed(text)[0] if stops and isinstance(choice.stop_reason, str) else text
 
     def close(self) -> None:
-        """End the engine and free its memory."""
+        """End the engine and free its memory; a call in another thread ends with EngineDead."""
         self.engine.stop()
+        self._inbox.put(EngineDead("it was closed"))
 
     def __enter__(self) -> LLM:
         return self
@@ -192,14 +194,14 @@ class LLM:
 
 
 def _is_ids(prompts: Any) -> bool:
-    return len(prompts) > 0 and isinstance(prompts[0], int)
+    return hasattr(prompts, "__len__") and len(prompts) > 0 and hasattr(prompts[0], "__index__")
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:
     if params is None:
         params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [replace(params)] * num
+    if isinstance(params, SamplingParams) or not isinstance(params, Sequence):
+        return [params] * num
     if len(params) != num:
         raise EverystopError(f"{num} prompts, but {len(params)} sampling parameters; give one, or one each")
     return list(params)

@@ -30,7 +30,8 @@ class StepOutput(NamedTuple):
 
     `finish_reason` is stop, length, abort or error; with `error` the message says what failed. `stop_reason` is the
     matched stop string or stop token id where there is one. `num_cached_tokens` is the number of prompt tokens taken
-    from the prefix cache. `refused` marks a request that was never taken (the message in `error` is for HTTP 400).
+    from the prefix cache. `refused` marks a request that was never taken (the message in `error`, and the field in
+    `error_param`, are for HTTP 400).
     """
 
     request_id: int
@@ -41,4 +42,5 @@ class StepOutput(NamedTuple):
     num_cached_tokens: int = 0
     error: str | None = None
     error_code: str | None = None
+    error_param: str | None = None
     refused: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,11 +18,11 @@ _GGUF_KEYS = {
     "repetition_penalty": "penalty_repeat",
 }
 _RANGES = {
-    "temperature": (0.0, math.inf),
+    "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
     "top_k": (0, 1 << 31),
     "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-6, math.inf),
+    "repetition_penalty": (0.01, 100.0),
     "max_tokens": (1, 1 << 31),
 }
 

@@ -170,6 +170,8 @@ class Board:
 
 def _raise_failure(output: StepOutput) -> None:
     if output.refused:
-        raise RequestError(output.error or "the request cannot be served", code=output.error_code)
+        raise RequestError(
+            output.error or "the request cannot be served", param=output.error_param, code=output.error_code
+        )
     if output.finish_reason in ("error", "abort"):
         raise GenerationFailed(output.error or "the request was ended by the server")

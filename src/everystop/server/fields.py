@@ -25,12 +25,12 @@ def wrong(name: str, value: Any, must: str) -> RequestError:
     return RequestError(f"{name} is {echo(value)}; it must be {must}", param=name, code="invalid_value")
 
 
-def number(low: float, high: float, *, above: bool = False) -> Reader:
-    """A finite number from `low` (or above it) to `high`."""
-    must = f"a number {'above' if above else 'from'} {low:g} {'and at most' if above else 'to'} {high:g}"
+def number(low: float, high: float) -> Reader:
+    """A finite number from `low` to `high`."""
+    must = f"a number from {low:g} to {high:g}"
 
     def read(name: str, value: Any) -> float:
-        if type(value) not in (int, float) or not low <= value <= high or (above and value == low):
+        if type(value) not in (int, float) or not low <= value <= high:
             raise wrong(name, value, must)
         assert math.isfinite(value)
         return float(value)

@@ -248,7 +248,7 @@ PARAMETER_FIELDS: dict[str, Reader] = {
     "top_p": fields.number(0, 1),
     "top_k": lambda name, value: max(0, fields.integer(-1, MAX_TOKENS)(name, value)),
     "min_p": fields.number(0, 1),
-    "repetition_penalty": fields.number(0, 100, above=True),
+    "repetition_penalty": fields.number(0.01, 100),
     "presence_penalty": fields.number(-2, 2),
     "frequency_penalty": fields.number(-2, 2),
     "seed": lambda name, value: fields.integer(-(2**63), 2**64 - 1)(name, value) % 2**63,

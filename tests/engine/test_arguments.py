@@ -1,0 +1,101 @@
+"""What `LLM` is handed: slips are named, what works elsewhere works here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from everystop.core.errors import RequestError
+from everystop.core.request import SamplingParams
+from everystop.engine.arguments import check_ids, check_params
+
+VOCAB = 100
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("max_tokens", 10**30),
+        ("min_tokens", 10**30),
+        ("min_tokens", 4),  # above max_tokens
+        ("top_k", 1.5),
+        ("top_k", 10**30),
+        ("n", 2.0),
+        ("n", 10**9),
+        ("seed", 1.5),
+        ("seed", "x"),
+        ("seed", 2**64),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("temperature", 1e300),
+        ("repetition_penalty", 1e-300),
+        ("repetition_penalty", 1e300),
+        ("stop", "a text, not a tuple"),
+        ("stop", (b"x",)),
+        ("stop", (5,)),
+        ("stop_token_ids", (1.5,)),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", (VOCAB,)),
+        ("logit_bias", {5: 1.0}),
+        ("logit_bias", ((5, 1e300),)),
+        ("logit_bias", ((5, "x"),)),
+        ("logit_bias", ((5.5, 1.0),)),
+        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias", (5,)),
+        ("allowed_token_ids", ()),
+        ("allowed_token_ids", (5.5,)),
+        ("allowed_token_ids", (VOCAB,)),
+        ("ignore_eos", "no"),
+    ],
+)
+def test_wrong_fields_are_named(field: str, value: Any) -> None:
+    params = SamplingParams(max_tokens=3)
+    object.__setattr__(params, field, value)  # some slips SamplingParams itself would stop
+    with pytest.raises(RequestError, match=rf"^{field} ") as caught:
+        check_params(params, VOCAB)
+    assert caught.value.param == field
+    assert len(str(caught.value)) < 200
+
+
+def test_every_field_is_checked() -> None:
+    """A field that nobody checks would meet its first check in the engine's thread."""
+    for field in dataclasses.fields(SamplingParams):
+        params = SamplingParams()
+        object.__setattr__(params, field.name, object())
+        with pytest.raises(RequestError):
+            check_params(params, VOCAB)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 2}, "x", 5])
+def test_params_must_be_sampling_params(params: Any) -> None:
+    with pytest.raises(RequestError, match="must be SamplingParams"):
+        check_params(params, VOCAB)
+
+
+def test_sound_fields_are_taken() -> None:
+    check_params(SamplingParams(), VOCAB)
+    check_params(
+        SamplingParams(
+            max_tokens=5, min_tokens=5, temperature=0, top_p=1, top_k=3, min_p=0.1, repetition_penalty=1.2, n=3,
+            presence_penalty=-2, frequency_penalty=2, seed=-1, stop=("a",), stop_token_ids=(1,), logprobs=0,
+            logit_bias=((99, -100.0), (0, 3)), allowed_token_ids=(0, 99), ignore_eos=True,
+        ),
+        VOCAB,
+    )  # fmt: skip
+
+
+def test_ids_may_be_any_whole_numbers() -> None:
+    assert check_ids("prompt", np.array([1, 99]), VOCAB) == (1, 99)
+    assert check_ids("prompt", [np.int32(5), 7], VOCAB) == (5, 7)
+    assert all(type(number) is int for number in check_ids("prompt", np.array([1], dtype=np.uint8), VOCAB))
+
+
+@pytest.mark.parametrize("ids", [[1.0], ["a"], [None], 5, None, [-1], [VOCAB], [2**70]])
+def test_wrong_ids_are_refused(ids: Any) -> None:
+    with pytest.raises(RequestError, match=r"^prompt "):
+        check_ids("prompt", ids, VOCAB)
