@@ -79,12 +79,16 @@ def main(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def exclusive() -> Iterator[None]:
-    """Hold this clone's set-up lock, so that launchers that start together do the work once."""
+    """Hold this clone's set-up lock, so that launchers that start together do the work once.
+
+    `run` hands it down: an installer that outlives a killed launcher holds it until it ends, too.
+    """
     try:
         file = (ROOT / ".everystop.lock").open("w")
     except OSError as error:
         raise SetupError(f"cannot write in {ROOT} ({error.strerror}): make it writable, or clone elsewhere") from error
     with file:
+        os.set_inheritable(file.fileno(), True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -343,6 +347,7 @@ def run(command: list[str], environment: dict[str, str] | None = None) -> str:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        close_fds=False,  # the set-up lock
         check=False,
     )
     output = result.stdout.decode(errors="replace")

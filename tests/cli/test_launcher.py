@@ -22,6 +22,7 @@ case "$*" in
   [ -z "${UV_FAILS-}" ] || { echo "$UV_FAILS"; exit 1; }
   while [ -n "${WAIT_FOR-}" ] && [ ! -e "$WAIT_FOR" ]; do sleep 0.05; done
   [ -z "${INSTALL_DIES-}" ] || kill -KILL "$PPID"
+  while [ -n "${OUTLIVE_UNTIL-}" ] && [ ! -e "$OUTLIVE_UNTIL" ]; do sleep 0.05; done
   ;;
 venv*) for last; do :; done; mkdir -p "$last/bin"; cp "$FAKES/venv-python" "$last/bin/python" ;;
 esac
@@ -247,6 +248,22 @@ def test_two_launchers_at_once_set_up_once(clone: Clone, tmp_path: Path) -> None
     results = [process.communicate(timeout=60) for process in processes]
     assert [out for out, _ in results] == ["ran -P -m everystop serve\n"] * 2
     assert clone.kinds() == ["venv", "packages", "native"]
+
+
+def test_installer_that_outlives_its_killed_launcher_is_waited_for(clone: Clone, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    killed = clone.start("serve", INSTALL_DIES="1", OUTLIVE_UNTIL=str(go))
+    assert killed.wait(60) == -signal.SIGKILL
+    second = clone.start("serve")
+    try:
+        assert second.stderr
+        assert second.stderr.readline() == "everystop: another set-up of this folder is running; waiting for it\n"
+        assert clone.kinds() == ["venv", "packages"]
+    finally:
+        go.touch()
+    assert second.communicate(timeout=60)[0] == "ran -P -m everystop serve\n"
+    assert clone.kinds() == ["venv", "packages", "packages", "native"]
+    killed.communicate(timeout=60)
 
 
 def last_sentence(result: subprocess.CompletedProcess[str]) -> str:
