@@ -5,7 +5,7 @@
 
 The first form runs the workloads in turns on one server, each time with other prompts, so that the prefix cache is
 cold, and then the second turn of a chat. The second form starts a server for each pair of --max-num-batched-tokens and
---max-num-seqs, in turns, and runs `chat`, `calm` and `stall` on it.
+--max-num-seqs, in turns, and runs `chat` and `stall` on it.
 """
 
 from __future__ import annotations
@@ -134,14 +134,14 @@ def run_all(model: str, names: Sequence[str], options: Sequence[str], repeats: i
 
 
 def run_sweep(model: str, options: Sequence[str], repeats: int) -> list[dict[str, Any]]:
-    """`chat`, `calm` and `stall` under each pair of limits, the pairs in turns."""
+    """`chat` and `stall` under each pair of limits, the pairs in turns."""
     rows = []
     for repeat in range(repeats):
         for seats in SEATS:
             for budget in BUDGETS:
                 limits = ["--max-num-batched-tokens", str(budget), "--max-num-seqs", str(seats)]
                 with LocalServer(model, [*limits, *options]) as server:
-                    for name in ("chat", "calm", "stall"):
+                    for name in ("chat", "stall"):
                         _, row = measure(server, name, DEFAULT_SEED + repeat)
                         rows.append({"max_num_batched_tokens": budget, "max_num_seqs": seats, **row})
                         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
