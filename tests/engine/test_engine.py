@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,9 +78,12 @@ class Client:
 
 
 @contextmanager
-def running_engine(runner: CountingRunner, *, policy: str = "continuous", seed: int | None = None) -> Iterator[Client]:
+def running_engine(
+    runner: CountingRunner, *, policy: str = "continuous", batch_wait_ns: int = 1_000_000, seed: int | None = None
+) -> Iterator[Client]:
     kv = KVCache(num_blocks=64, block_size=16, enable_prefix_caching=True)
-    scheduler = Scheduler(Limits(max_num_seqs=4, max_model_len=512), kv, make_policy(policy, batch_wait_ns=1_000_000))
+    made = make_policy(policy, batch_wait_ns=batch_wait_ns)
+    scheduler = Scheduler(Limits(max_num_seqs=4, max_model_len=512), kv, made)
     engine = Engine(scheduler, runner, eos_token_ids=[EOS], make_text_decoder=LetterDecoder, seed=seed)
     client = Client(engine)
     engine.start()
@@ -240,3 +244,28 @@ def test_stopping_closes_the_runner() -> None:
         client.submit()
         client.collect(1)
     assert runner.closed
+
+
+def test_stop_between_two_turns_is_not_slept_through() -> None:
+    class StoppedWhileCleared(threading.Event):
+        def clear(self) -> None:
+            engine._stopping = True
+            super().clear()
+
+    with running_engine(CountingRunner()) as client:
+        engine = client.engine
+        before, engine._wake = engine._wake, StoppedWhileCleared()
+        for event in (before, engine._wake):  # the thread may sleep on either
+            event.set()
+        engine._thread.join(WAIT_S)
+        assert not engine._thread.is_alive()
+
+
+def test_engine_that_waits_for_a_batch_to_fill_counts_as_idle() -> None:
+    with running_engine(CountingRunner(), policy="static", batch_wait_ns=60_000_000_000) as client:
+        client.submit()
+        deadline_s = time.monotonic() + WAIT_S
+        while not (client.engine.is_idle and client.engine._scheduler.num_waiting) and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        assert client.engine._scheduler.num_waiting == 1
+        assert client.engine.is_idle

@@ -46,7 +46,7 @@ class Engine:
 
     `on_outputs` gets one list of outputs a step, `on_events` the step's events, `on_failure` the error that ended the
     engine; all three are called on the engine's thread. `submit` and `abort` may be called from any thread,
-    `allocate_ids` from one only.
+    `allocate_ids` from one only. `is_idle` tells that the thread sleeps, `heartbeat_ns` when it last turned its loop.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Engine:
         self._refused: list[StepOutput] = []
         self._thread = threading.Thread(target=self._run, name="everystop-engine", daemon=True)
 
-    # ------------------------------------------------- called by other threads
+    # Called by other threads.
 
     def start(self) -> None:
         """Start the engine's thread."""
@@ -125,12 +125,14 @@ class Engine:
         digest = hashlib.sha256(f"{self._seed}:{request_id}".encode()).digest()
         return int.from_bytes(digest[:8], "little") >> 1
 
-    # --------------------------------------------------- on the engine's thread
+    # On the engine's thread.
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
-                self._wake.clear()
+            while True:
+                self._wake.clear()  # before anything is looked at: what comes later is not slept through
+                if self._stopping:
+                    return
                 self._take_messages()
                 turn = self._loop.turn()
                 self.heartbeat_ns = time.monotonic_ns()
@@ -144,7 +146,7 @@ class Engine:
 
     def _sleep(self, wake_at_ns: int | None) -> None:
         """Wait for a message, or until the policy wants to be asked again."""
-        self.is_idle = wake_at_ns is None
+        self.is_idle = True
         timeout_s = None if wake_at_ns is None else max(0.0, (wake_at_ns - time.monotonic_ns()) / NS_PER_S)
         self._wake.wait(timeout_s)
         self.is_idle = False
