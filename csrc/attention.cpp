@@ -16,7 +16,13 @@ int64_t attention_tile_rows(int64_t group) {
 
 int64_t attention_scratch_floats(const KvLayout& layout, int64_t group) {
   const int64_t queries = attention_tile_rows(group) * group;
-  return queries * ((layout.head_dim + 15) / 16 * 16 + kAttentionSplit + 2 * layout.value_stride() + 64);
+  constexpr int64_t kMostTileQueries = 8;  // of any instruction set
+  return queries * layout.value_stride() + kMostTileQueries * kAttentionSplit +
+         2 * attention_partial_floats(layout, group);
+}
+
+int64_t attention_partial_floats(const KvLayout& layout, int64_t group) {
+  return (attention_tile_rows(group) * group * (layout.value_stride() + 2) + 15) / 16 * 16;
 }
 
 float half_to_float(Half value) {

@@ -37,6 +37,9 @@ int64_t attention_tile_rows(int64_t group);
 // Floats of scratch that one call of `attend` needs; aligned to 64 bytes.
 int64_t attention_scratch_floats(const KvLayout& layout, int64_t group);
 
+// Floats of what one split of a tile gives; partials lie this far apart.
+int64_t attention_partial_floats(const KvLayout& layout, int64_t group);
+
 // The slow, obvious version: two passes in double over all keys.
 void attend_naive(const KvLayout& layout, const void* keys, const void* values, const AttentionTile& tile);
 

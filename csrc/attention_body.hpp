@@ -161,15 +161,46 @@ inline float weigh_scores(float* scores, int64_t num_keys, float* largest) {
   return sum_lanes(sum);
 }
 
-// Adds a split's (largest score, sum, weighted values) to what earlier splits gave.
-inline void merge_split(float* top, float* sum, float* o, float split_top, float split_sum,
-                        const float* split_o, int64_t n) {
-  const float largest = *top < split_top || split_top != split_top ? split_top : *top;
-  const float old_factor = exp2_or_zero(*top - largest), new_factor = exp2_or_zero(split_top - largest);
-  *sum = *sum * old_factor + split_sum * new_factor;
-  *top = largest;
-  for (int64_t i = 0; i < n; i += 16) {
-    store(o + i, fma(load(split_o + i), splat(new_factor), mul(load(o + i), splat(old_factor))));
+// What some splits of a tile add up to: for each query vector the largest score, the sum of weights, and the
+// weighted values [stride].
+struct Partial {
+  Partial(float* data, int64_t num_queries, int64_t stride)
+      : tops(data + num_queries * stride), sums(tops + num_queries), o(data) {}
+  float* tops;
+  float* sums;
+  float* o;
+};
+
+// Adds the next split of one query vector to what earlier splits gave.
+inline void merge_query(const Partial& into, const Partial& split, int64_t q, int64_t stride) {
+  const float old_top = into.tops[q], new_top = split.tops[q];
+  const float largest = old_top < new_top || new_top != new_top ? new_top : old_top;
+  const float old_factor = exp2_or_zero(old_top - largest), new_factor = exp2_or_zero(new_top - largest);
+  into.sums[q] = into.sums[q] * old_factor + split.sums[q] * new_factor;
+  into.tops[q] = largest;
+  float* o = into.o + q * stride;
+  const float* added = split.o + q * stride;
+  for (int64_t i = 0; i < stride; i += 16) {
+    store(o + i, fma(load(added + i), splat(new_factor), mul(load(o + i), splat(old_factor))));
+  }
+}
+
+inline void write_results(const KvLayout& layout, const AttentionTile& tile, const Partial& total) {
+  for (int64_t q = 0; q < tile.num_rows * tile.group; ++q) {
+    const float inverse = 1.0f / total.sums[q];
+    const float* o = total.o + q * layout.value_stride();
+    float* out = tile.out + q / tile.group * tile.out_stride + q % tile.group * layout.head_dim;
+    for (int64_t d = 0; d < layout.head_dim; ++d) out[d] = o[d] * inverse;
+  }
+}
+
+// Queries [num_queries][stride] in units in which the weights are powers of two.
+inline void scale_queries(const KvLayout& layout, const AttentionTile& tile, float* queries) {
+  for (int64_t q = 0; q < tile.num_rows * tile.group; ++q) {
+    const float* x = tile.queries + q / tile.group * tile.query_stride + q % tile.group * layout.head_dim;
+    for (int64_t d = 0; d < layout.head_dim; ++d) {
+      queries[q * layout.value_stride() + d] = x[d] * (tile.scale * kLog2E);
+    }
   }
 }
 
@@ -190,80 +221,83 @@ NextKeys<Element> next_keys(const KvLayout& layout, const Element* keys, const A
   return next;
 }
 
+// Where 16 keys and values at a time of one split lie, and how many of the keys each query vector sees.
 template <class Element>
-void attend_elements(const KvLayout& layout, const Element* keys, const Element* values,
-                     const AttentionTile& tile, const AttentionTile* following, float* scratch) {
-  const int64_t dim = layout.head_dim, size = layout.block_size, stride = layout.value_stride();
-  const int64_t group = tile.group, num_queries = tile.num_rows * group;
-  float* queries = scratch;
-  float* scores = queries + num_queries * stride;
-  float* split_o = scores + num_queries * kAttentionSplit;
-  float* o = split_o + num_queries * stride;
-  float* tops = o + num_queries * stride;
-  float* sums = tops + num_queries;
-
-  for (int64_t q = 0; q < num_queries; ++q) {
-    const float* x = tile.queries + q / group * tile.query_stride + q % group * dim;
-    for (int64_t d = 0; d < dim; ++d) queries[q * stride + d] = x[d] * (tile.scale * kLog2E);
-  }
-
-  const int64_t last_position = tile.first_position + tile.num_rows - 1;
-  for (int64_t begin = 0; begin <= last_position; begin += kAttentionSplit) {
-    const int64_t most_keys =
-        last_position + 1 - begin < kAttentionSplit ? last_position + 1 - begin : kAttentionSplit;
-    const Element* key_groups[kVectorsPerSplit];
-    const Element* value_groups[kVectorsPerSplit];
-    const int64_t num_vectors = (most_keys + 15) / 16;
+struct Split {
+  Split(const KvLayout& layout, const Element* all_keys, const Element* all_values, const AttentionTile& tile,
+        int64_t begin)
+      : first(tile.first_position + 1 - begin), group(tile.group) {
+    const int64_t size = layout.block_size;
+    const int64_t last = tile.first_position + tile.num_rows - begin;  // keys that the last row sees
+    num_vectors = ((last < kAttentionSplit ? last : kAttentionSplit) + 15) / 16;
     for (int64_t v = 0; v < num_vectors; ++v) {
       const int64_t position = begin + v * 16;
       const int64_t head = tile.block_table[position / size] * layout.num_kv_heads + tile.kv_head;
-      key_groups[v] = keys + head * dim * size + position % size;
-      value_groups[v] = values + (head * size + position % size) * stride;
+      keys[v] = all_keys + head * layout.head_dim * size + position % size;
+      values[v] = all_values + (head * size + position % size) * layout.value_stride();
     }
-    const bool is_last = begin + kAttentionSplit > last_position;
+  }
+  int64_t num_keys(int64_t q) const {
+    const int64_t n = first + q / group;
+    return n < kAttentionSplit ? n : kAttentionSplit;
+  }
+  const Element* keys[kVectorsPerSplit];
+  const Element* values[kVectorsPerSplit];
+  int64_t num_vectors, first, group;
+};
+
+template <class Element>
+void attend_split(const KvLayout& layout, const Split<Element>& split, int64_t num_queries,
+                  const float* queries, NextKeys<Element>& next, float* scores, const Partial& out) {
+  const int64_t stride = layout.value_stride();
+  for (int64_t i = 0; i < num_queries * stride; i += 16) store(out.o + i, zeros());
+  for (int64_t q = 0; q < num_queries; q += kTileQueries) {
+    const int64_t n = num_queries - q < kTileQueries ? num_queries - q : kTileQueries;
+    score_queries<kTileQueries>(n, queries + q * stride, stride, layout.head_dim, split.keys, split.values,
+                                split.num_vectors, layout.block_size, scores);
+    for (int64_t i = 0; i < n; ++i) {
+      out.sums[q + i] = weigh_scores(scores + i * kAttentionSplit, split.num_keys(q + i), &out.tops[q + i]);
+    }
+    // What all rows see is done together; a masked value must not be touched, so each row does its own rest.
+    const int64_t shared = split.num_keys(q);
+    value_queries<kTileQueries>(n, scores, split.values, stride, 0, shared, next, out.o + q * stride);
+    for (int64_t i = 1; i < n; ++i) {
+      value_queries<1>(1, scores + i * kAttentionSplit, split.values, stride, shared, split.num_keys(q + i),
+                       next, out.o + (q + i) * stride);
+    }
+  }
+}
+
+template <class Element>
+void attend_elements(const KvLayout& layout, const Element* keys, const Element* values,
+                     const AttentionTile& tile, const AttentionTile* following, float* scratch) {
+  const int64_t stride = layout.value_stride(), num_queries = tile.num_rows * tile.group;
+  const int64_t end = tile.first_position + tile.num_rows;
+  float* queries = scratch;
+  float* scores = queries + num_queries * stride;
+  const Partial total(scores + kTileQueries * kAttentionSplit, num_queries, stride);
+  const Partial part(total.sums + num_queries, num_queries, stride);
+  scale_queries(layout, tile, queries);
+  for (int64_t begin = 0; begin < end; begin += kAttentionSplit) {
+    const int64_t after = begin + kAttentionSplit;
     NextKeys<Element> next =
-        next_keys(layout, keys, is_last ? following : &tile, is_last ? 0 : begin + kAttentionSplit);
-    auto keys_of = [&](int64_t q) {
-      const int64_t n = tile.first_position + q / group + 1 - begin;
-      return n < kAttentionSplit ? n : kAttentionSplit;
-    };
-
-    float* out = begin == 0 ? o : split_o;
-    for (int64_t i = 0; i < num_queries * stride; i += 16) store(out + i, zeros());
-    for (int64_t q = 0; q < num_queries; q += kTileQueries) {
-      const int64_t n = num_queries - q < kTileQueries ? num_queries - q : kTileQueries;
-      float* s = scores + q * kAttentionSplit;
-      score_queries<kTileQueries>(n, queries + q * stride, stride, dim, key_groups, value_groups, num_vectors,
-                                  size, s);
-      float split_tops[kTileQueries], split_sums[kTileQueries];
-      for (int64_t i = 0; i < n; ++i) {
-        split_sums[i] = weigh_scores(s + i * kAttentionSplit, keys_of(q + i), &split_tops[i]);
-      }
-      // What all rows see is done together; a masked value must not be touched, so each row does its own
-      // rest.
-      const int64_t shared = keys_of(q);
-      value_queries<kTileQueries>(n, s, value_groups, stride, 0, shared, next, out + q * stride);
-      for (int64_t i = 1; i < n; ++i) {
-        value_queries<1>(1, s + i * kAttentionSplit, value_groups, stride, shared, keys_of(q + i), next,
-                         out + (q + i) * stride);
-      }
-      for (int64_t i = 0; i < n; ++i) {
-        if (begin == 0) {
-          tops[q + i] = split_tops[i];
-          sums[q + i] = split_sums[i];
-        } else {
-          merge_split(&tops[q + i], &sums[q + i], o + (q + i) * stride, split_tops[i], split_sums[i],
-                      split_o + (q + i) * stride, stride);
-        }
-      }
-    }
+        next_keys(layout, keys, after < end ? &tile : following, after < end ? after : 0);
+    const Split<Element> split(layout, keys, values, tile, begin);
+    attend_split(layout, split, num_queries, queries, next, scores, begin == 0 ? total : part);
+    for (int64_t q = 0; q < num_queries && begin > 0; ++q) merge_query(total, part, q, stride);
   }
+  write_results(layout, tile, total);
+}
 
-  for (int64_t q = 0; q < num_queries; ++q) {
-    const float inverse = 1.0f / sums[q];
-    float* out = tile.out + q / group * tile.out_stride + q % group * dim;
-    for (int64_t d = 0; d < dim; ++d) out[d] = o[q * stride + d] * inverse;
-  }
+template <class Element>
+void attend_one_split(const KvLayout& layout, const Element* keys, const Element* values,
+                      const AttentionTile& tile, int64_t index, float* scratch, float* partial) {
+  const int64_t stride = layout.value_stride(), num_queries = tile.num_rows * tile.group;
+  NextKeys<Element> next = next_keys<Element>(layout, keys, nullptr, 0);
+  const Split<Element> split(layout, keys, values, tile, index * kAttentionSplit);
+  scale_queries(layout, tile, scratch);
+  attend_split(layout, split, num_queries, scratch, next, scratch + num_queries * stride,
+               Partial(partial, num_queries, stride));
 }
 
 void attend(const KvLayout& layout, const void* keys, const void* values, const AttentionTile& tile,
@@ -275,6 +309,29 @@ void attend(const KvLayout& layout, const void* keys, const void* values, const 
     attend_elements(layout, static_cast<const float*>(keys), static_cast<const float*>(values), tile,
                     following, scratch);
   }
+}
+
+void attend_partly(const KvLayout& layout, const void* keys, const void* values, const AttentionTile& tile,
+                   int64_t split, float* scratch, float* partial) {
+  if (layout.half) {
+    attend_one_split(layout, static_cast<const Half*>(keys), static_cast<const Half*>(values), tile, split,
+                     scratch, partial);
+  } else {
+    attend_one_split(layout, static_cast<const float*>(keys), static_cast<const float*>(values), tile, split,
+                     scratch, partial);
+  }
+}
+
+void merge_partials(const KvLayout& layout, const AttentionTile& tile, float* partials,
+                    int64_t partial_floats) {
+  const int64_t stride = layout.value_stride(), num_queries = tile.num_rows * tile.group;
+  const int64_t num_splits = (tile.first_position + tile.num_rows - 1) / kAttentionSplit + 1;
+  const Partial total(partials, num_queries, stride);
+  for (int64_t split = 1; split < num_splits; ++split) {
+    const Partial part(partials + split * partial_floats, num_queries, stride);
+    for (int64_t q = 0; q < num_queries; ++q) merge_query(total, part, q, stride);
+  }
+  write_results(layout, tile, total);
 }
 
 template <class Element>

@@ -18,6 +18,14 @@ namespace {
 // Below this many float operations a team costs more than it saves.
 constexpr int64_t kSerialCost = 20000;
 
+// With fewer attention tiles than this for each thread, their splits are shared out, as far as there is room.
+constexpr int64_t kFewTiles = 6;
+constexpr int64_t kMostPartials = 512;
+
+int64_t num_splits_of(const AttentionTile& tile) {
+  return (tile.first_position + tile.num_rows - 1) / kAttentionSplit + 1;
+}
+
 int64_t round_up(int64_t n, int64_t unit) {
   return (n + unit - 1) / unit * unit;
 }
@@ -92,6 +100,8 @@ Decoder::Decoder(DecoderConfig config, DecoderWeights weights)
   activations_ = allocate<uint8_t>(static_cast<int64_t>(
       activation_bytes(c.dtype, std::max(t, c.max_num_seqs), round_up(widest, kGroupSize))));
   const int64_t attention_floats = attention_scratch_floats(cache_.layout(), c.num_heads / c.num_kv_heads);
+  partials_ = allocate<float>(kMostPartials *
+                              attention_partial_floats(cache_.layout(), c.num_heads / c.num_kv_heads));
   for (int thread = 0; thread < c.num_threads; ++thread) {
     attention_scratch_.push_back(allocate<float>(attention_floats));
     sampling_scratch_.emplace_back(c.num_valid_tokens);
@@ -334,16 +344,40 @@ void Decoder::rotate_and_store(int64_t layer) {
 }
 
 void Decoder::attend(int64_t layer, const std::vector<AttentionTile>& tiles) {
-  const void* keys = cache_.keys(layer);
-  const void* values = cache_.values(layer);
   const int64_t num_tiles = static_cast<int64_t>(tiles.size());
+  if (num_tiles < kFewTiles * team_.size() && attend_by_splits(layer, tiles)) return;
   team_.run(num_tiles, [&](int64_t i, int thread) {
     const int64_t likely_next = i + team_.size();
-    kernels_.attend(cache_.layout(), keys, values, tiles[static_cast<size_t>(i)],
+    kernels_.attend(cache_.layout(), cache_.keys(layer), cache_.values(layer), tiles[static_cast<size_t>(i)],
                     likely_next < num_tiles ? &tiles[static_cast<size_t>(likely_next)] : nullptr,
                     attention_scratch_[static_cast<size_t>(thread)].get());
   });
   note(&StepTimes::attention);
+}
+
+// Few tiles over long contexts leave threads idle: shares out their splits, and merges them in order, which
+// gives the same bits. False where it is not worth it.
+bool Decoder::attend_by_splits(int64_t layer, const std::vector<AttentionTile>& tiles) {
+  int64_t num_splits = 0;
+  for (const AttentionTile& tile : tiles) num_splits += num_splits_of(tile);
+  if (team_.size() == 1 || num_splits < 2 * static_cast<int64_t>(tiles.size()) || num_splits > kMostPartials)
+    return false;
+  const int64_t floats = attention_partial_floats(cache_.layout(), config_.num_heads / config_.num_kv_heads);
+  team_.run(num_splits, [&](int64_t i, int thread) {
+    int64_t split = i;
+    const AttentionTile* tile = tiles.data();
+    for (; split >= num_splits_of(*tile); ++tile) split -= num_splits_of(*tile);
+    kernels_.attend_partly(cache_.layout(), cache_.keys(layer), cache_.values(layer), *tile, split,
+                           attention_scratch_[static_cast<size_t>(thread)].get(),
+                           partials_.get() + i * floats);
+  });
+  float* partials = partials_.get();
+  for (const AttentionTile& tile : tiles) {
+    kernels_.merge_partials(cache_.layout(), tile, partials, floats);
+    partials += num_splits_of(tile) * floats;
+  }
+  note(&StepTimes::attention);
+  return true;
 }
 
 void Decoder::run_attention_block(int64_t layer) {

@@ -143,6 +143,7 @@ class Decoder {
   void run_mlp_block(int64_t layer);
   void rotate_and_store(int64_t layer);
   void attend(int64_t layer, const std::vector<AttentionTile>& tiles);
+  bool attend_by_splits(int64_t layer, const std::vector<AttentionTile>& tiles);
   void keep_wanted();
   void normalize(const float* delta, const float* weight);
   void project(const Projection& p);
@@ -192,6 +193,7 @@ class Decoder {
   Scratch<float> cosines_, sines_;                 // [T, head_dim / 2]
   Scratch<float> logits_;                          // [max_num_seqs, logits_stride]
   Scratch<uint8_t> activations_;                   // bytes
+  Scratch<float> partials_;                        // of attention splits
   std::vector<Scratch<float>> attention_scratch_;  // per thread
   std::vector<SamplingScratch> sampling_scratch_;  // per thread
 

@@ -33,6 +33,12 @@ struct DecoderKernels {
   // early.
   void (*attend)(const KvLayout& layout, const void* keys, const void* values, const AttentionTile& tile,
                  const AttentionTile* following, float* scratch);
+  // One split of a tile, by its index, into partial [attention_partial_floats].
+  void (*attend_partly)(const KvLayout& layout, const void* keys, const void* values,
+                        const AttentionTile& tile, int64_t split, float* scratch, float* partial);
+  // Merges all splits of a tile, partial_floats apart, as `attend` would have, and writes its results.
+  void (*merge_partials)(const KvLayout& layout, const AttentionTile& tile, float* partials,
+                         int64_t partial_floats);
   // The greatest of x[n], n >= 1; *finite is false if any is NaN or infinite.
   float (*max_of)(const float* x, int64_t n, bool* finite);
   // The lowest index of `value` in x[n], or n.

@@ -12,9 +12,9 @@
 namespace everystop {
 
 const DecoderKernels& decoder_kernels_avx2() {
-  static const DecoderKernels kernels = {rms_norm,      add_rms_norm, add_in_place, rotate_half, silu_mul,
-                                         widen,         write_token,  attend,       max_of,      index_of,
-                                         count_greater, next_greater, exp2_of};
+  static const DecoderKernels kernels = {rms_norm, add_rms_norm, add_in_place,  rotate_half,   silu_mul,
+                                         widen,    write_token,  attend,        attend_partly, merge_partials,
+                                         max_of,   index_of,     count_greater, next_greater,  exp2_of};
   return kernels;
 }
 

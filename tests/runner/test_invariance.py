@@ -150,6 +150,15 @@ def test_preemption_in_a_tight_pool(tiny: LoadedModel) -> None:
         assert_same(run, serve_alone(tiny, prompts))
 
 
+@pytest.mark.parametrize("num_threads", [2, 3, 4])
+def test_a_long_context_whose_splits_are_shared_out(tiny: LoadedModel, num_threads: int) -> None:
+    """Four splits of attention for few rows: each thread computes some, and they are merged in order."""
+    prompts = make_prompts((850, 600), tiny.spec.vocab_size, max_tokens=20)
+    run = serve(tiny, Setting(num_threads=num_threads, max_num_prefill_tokens=256), prompts)
+    assert max(row.start + row.num_tokens for step in run.steps for row in step.plan.rows) > 3 * 256
+    assert_same(run, serve_alone(tiny, prompts))
+
+
 @pytest.mark.parametrize("prefix_caching", [False, True])
 def test_three_choices_fork_the_prompt_and_differ(tiny: LoadedModel, prefix_caching: bool) -> None:
     prompts = make_prompts((50, 33, 64, 5), tiny.spec.vocab_size, max_tokens=30, n=3)
