@@ -18,7 +18,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     slots = [r.slot for r in batch.running.values()] + list(batch.held) + batch.free_slots
     assert sorted(slots) == list(range(scheduler.limits.max_num_seqs)), "a slot is lost or taken twice"
     parked = [request.request_id for _, request in scheduler.siblings.parked()]
-    assert len(set(parked)) == len(parked), "a request is parked twice"
+    assert len(set(parked)) == len(parked) == scheduler.siblings.num_parked, "a request is parked twice, or not counted"
     assert all(leader_id in batch.running for leader_id in scheduler.siblings.leader_ids())
     assert sorted(r.request_id for r in scheduler.siblings.members()) == sorted(requests)
     for request in requests.values():

@@ -400,7 +400,7 @@ class Scheduler:
                 raise PolicyError(
                     f"{type(self.policy).__name__} lets nobody board though nothing runs and {view.num_waiting} wait"
                 )
-            if view.num_waiting > sum(1 for _ in self.siblings.parked()):
+            if view.num_waiting > self.siblings.num_parked:
                 self._note_wait(-1, self.policy.barrier_reason, draft.now_ns)
             else:
                 self._last_wait = (-1, None)

@@ -8,9 +8,13 @@ from everystop.core.request import Request
 
 
 class Siblings:
-    """Groups of requests with one prompt. The first to run computes it, the others are parked behind that one."""
+    """Groups of requests with one prompt. The first to run computes it, the others are parked behind that one.
+
+    `num_parked` counts those who are.
+    """
 
     def __init__(self) -> None:
+        self.num_parked = 0
         self._groups: dict[int, list[Request]] = {}
         self._parked: dict[int, list[Request]] = {}
 
@@ -24,9 +28,11 @@ class Siblings:
         group.remove(request)
         if not group:
             del self._groups[request.group_id]
-        for parked in self._parked.values():
+        for sibling in group:
+            parked = self._parked.get(sibling.request_id, [])
             if request in parked:
                 parked.remove(request)
+                self.num_parked -= 1
 
     def of(self, request: Request) -> list[Request]:
         """All living choices of the same client request, this one included."""
@@ -35,6 +41,7 @@ class Siblings:
     def park(self, request: Request, leader: Request) -> None:
         """`request` waits until `leader` has computed the prompt, or has left."""
         self._parked.setdefault(leader.request_id, []).append(request)
+        self.num_parked += 1
 
     def has_parked(self, leader: Request) -> bool:
         """Somebody waits for this request's prompt."""
@@ -42,7 +49,9 @@ class Siblings:
 
     def unpark(self, leader: Request) -> list[Request]:
         """Those who waited for `leader`; they do no longer."""
-        return self._parked.pop(leader.request_id, [])
+        parked = self._parked.pop(leader.request_id, [])
+        self.num_parked -= len(parked)
+        return parked
 
     def members(self) -> Iterator[Request]:
         """Every living request."""
