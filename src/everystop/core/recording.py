@@ -58,8 +58,9 @@ class RecordingScheduler(Scheduler):
         self._listener.added(request, now_ns)
 
     def abort(self, request_id: int, now_ns: int) -> bool:
+        known = super().abort(request_id, now_ns)
         self._listener.aborted(request_id, now_ns)
-        return super().abort(request_id, now_ns)
+        return known
 
     def schedule(self, now_ns: int) -> StepPlan:
         plan = super().schedule(now_ns)
