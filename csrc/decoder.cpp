@@ -108,20 +108,19 @@ Decoder::Decoder(DecoderConfig config, DecoderWeights weights)
   }
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// state
+// ----------------------------------------------------------------------------------------- state
 
 RequestState& Decoder::find(int64_t request_id) {
   const auto found = requests_.find(request_id);
-  require(found != requests_.end(), "request " + std::to_string(request_id) + " is not on board");
+  if (found == requests_.end()) require(false, "request " + std::to_string(request_id) + " is not on board");
   return *found->second;
 }
 
 void Decoder::check_blocks(const int32_t* blocks, int64_t count) const {
   for (int64_t i = 0; i < count; ++i) {
-    require(blocks[i] >= 0 && blocks[i] < config_.num_blocks, "block " + std::to_string(blocks[i]) +
-                                                                  " is outside the pool of " +
-                                                                  std::to_string(config_.num_blocks));
+    if (blocks[i] >= 0 && blocks[i] < config_.num_blocks) continue;
+    require(false, "block " + std::to_string(blocks[i]) + " is outside the pool of " +
+                       std::to_string(config_.num_blocks));
   }
 }
 
@@ -133,9 +132,9 @@ void Decoder::admit(int64_t request_id, RequestState state) {
       name + " has " + std::to_string(state.num_prompt_tokens) + " prompt tokens of " +
           std::to_string(state.token_ids.size()));
   for (const int32_t id : state.token_ids) {
-    require(id >= 0 && id < config_.vocab_size, name + " has token " + std::to_string(id) +
-                                                    " of a vocabulary of " +
-                                                    std::to_string(config_.vocab_size));
+    if (id >= 0 && id < config_.vocab_size) continue;
+    require(false, name + " has token " + std::to_string(id) + " of a vocabulary of " +
+                       std::to_string(config_.vocab_size));
   }
   check_blocks(state.block_table.data(), static_cast<int64_t>(state.block_table.size()));
   const SamplingSettings& sampling = state.sampling;
@@ -182,9 +181,32 @@ int64_t Decoder::count_logits(const StepRow* rows, int64_t num_rows) {
   return count;
 }
 
+// Throws unless the row's tokens are known, have blocks, and fit into this step. Words are put together only
+// then.
+void Decoder::check_row(const StepRow& row, const RequestState& request) const {
+  const int64_t end = row.start + row.num_tokens;
+  const int64_t known = static_cast<int64_t>(request.token_ids.size());
+  const int64_t covered = static_cast<int64_t>(request.block_table.size()) * config_.block_size;
+  const bool is_sane = row.start >= 0 && row.num_tokens >= 1 && row.logits_from >= 0 &&
+                       row.num_tokens <= config_.max_num_batched_tokens;
+  if (is_sane && end <= known && end <= covered &&
+      num_tokens_ + row.num_tokens <= config_.max_num_batched_tokens) {
+    return;
+  }
+  const std::string name = "the row of request " + std::to_string(row.request_id);
+  require(is_sane, name + " is malformed");
+  require(end <= known, name + " ends at position " + std::to_string(end) + " of " + std::to_string(known) +
+                            " known tokens");
+  require(end <= covered, name + " ends at position " + std::to_string(end) + ", but its blocks hold " +
+                              std::to_string(covered));
+  require(false, "a step of more than " + std::to_string(config_.max_num_batched_tokens) + " tokens");
+}
+
 void Decoder::plan_rows(const StepRow* rows, int64_t num_rows, int64_t num_padded_rows) {
-  require(num_rows <= config_.max_num_seqs,
-          std::to_string(num_rows) + " rows in a step of at most " + std::to_string(config_.max_num_seqs));
+  if (num_rows > config_.max_num_seqs) {
+    require(false,
+            std::to_string(num_rows) + " rows in a step of at most " + std::to_string(config_.max_num_seqs));
+  }
   rows_.clear();
   tokens_.clear();
   tiles_.clear();
@@ -194,32 +216,26 @@ void Decoder::plan_rows(const StepRow* rows, int64_t num_rows, int64_t num_padde
   for (int64_t r = 0; r < num_rows; ++r) {
     StepRow row = rows[r];
     RequestState& request = find(row.request_id);
-    const int64_t covered = static_cast<int64_t>(request.block_table.size()) * config_.block_size;
     // A finished request has no block for its last token if that would have begun one: any position costs the
     // same.
-    if (r >= num_rows - num_padded_rows) row.start = std::min(row.start, covered - row.num_tokens);
-    const int64_t end = row.start + row.num_tokens;
-    const std::string name = "row " + std::to_string(r) + " (request " + std::to_string(row.request_id) + ")";
-    require(row.start >= 0 && row.num_tokens >= 1 && row.logits_from >= 0 &&
-                row.num_tokens <= config_.max_num_batched_tokens,
-            name + " is malformed");
-    require(end <= static_cast<int64_t>(request.token_ids.size()),
-            name + " ends at position " + std::to_string(end) + " of " +
-                std::to_string(request.token_ids.size()) + " known tokens");
-    require(end <= covered, name + " ends at position " + std::to_string(end) + ", but its blocks hold " +
-                                std::to_string(covered));
-    require(num_tokens_ + row.num_tokens <= config_.max_num_batched_tokens,
-            "a step of more than " + std::to_string(config_.max_num_batched_tokens) + " tokens");
-    rows_.push_back({&request, row.start, row.num_tokens, row.logits_from, num_tokens_});
-    for (int64_t i = 0; i < row.num_tokens; ++i) {
-      const int64_t position = row.start + i;
-      tokens_.push_back({&request, position,
-                         request.block_table[static_cast<size_t>(position / config_.block_size)],
-                         position % config_.block_size});
+    if (r >= num_rows - num_padded_rows) {
+      const int64_t covered = static_cast<int64_t>(request.block_table.size()) * config_.block_size;
+      row.start = std::min(row.start, covered - row.num_tokens);
     }
-    num_tokens_ += row.num_tokens;
+    check_row(row, request);
+    add_row(row, request);
   }
-  for (const PlannedRow& row : rows_) add_tiles(row, 0, row.num_tokens, row.first_token, tiles_);
+}
+
+void Decoder::add_row(const StepRow& row, RequestState& request) {
+  const int64_t size = config_.block_size;
+  rows_.push_back({&request, row.start, row.num_tokens, row.logits_from, num_tokens_});
+  for (int64_t position = row.start; position < row.start + row.num_tokens; ++position) {
+    tokens_.push_back(
+        {&request, position, request.block_table[static_cast<size_t>(position / size)], position % size});
+  }
+  add_tiles(rows_.back(), 0, row.num_tokens, num_tokens_, tiles_);
+  num_tokens_ += row.num_tokens;
 }
 
 // Tokens of a row from offset `from` on whose logits are wanted: all that the last layer computes.

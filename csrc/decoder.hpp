@@ -133,6 +133,8 @@ class Decoder {
   RequestState& find(int64_t request_id);
   void check_blocks(const int32_t* blocks, int64_t count) const;
   void plan_rows(const StepRow* rows, int64_t num_rows, int64_t num_padded_rows);
+  void check_row(const StepRow& row, const RequestState& request) const;
+  void add_row(const StepRow& row, RequestState& request);
   void want_logits(const PlannedRow& row, int64_t from);
   void add_tiles(const PlannedRow& row, int64_t from, int64_t to, int64_t out,
                  std::vector<AttentionTile>& tiles);
