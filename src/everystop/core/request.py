@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from math import inf
 
@@ -85,11 +85,12 @@ class Request:
     """One sequence to generate; mutated by the `Scheduler` alone.
 
     `request_id` is the arrival index: the last tie-break of every order. The n choices of one client request are n
-    `Request`s with one `group_id` (the id of the first) and `choice_index` 0 to n-1.
+    `Request`s with one `group_id` (the id of the first) and `choice_index` 0 to n-1. `token_ids` holds the prompt, then
+    the output. `epoch` counts preemptions, so that a row planned before one is known when it comes back.
     """
 
     request_id: int
-    prompt_token_ids: Sequence[int]
+    prompt_token_ids: InitVar[Sequence[int]]
     params: SamplingParams
     arrival_ns: int = 0
     eos_token_ids: tuple[int, ...] = ()
@@ -101,6 +102,7 @@ class Request:
     adapter: str = ""
     block_keys: list[bytes] = field(default_factory=list)
 
+    # What follows is the scheduler's account of it.
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     token_ids: array[int] = field(default_factory=lambda: array("i"))
@@ -119,9 +121,8 @@ class Request:
     last_matched_step: int = -1
     epoch: int = 0
 
-    def __post_init__(self) -> None:
-        self.token_ids = array("i", self.prompt_token_ids)
-        self.prompt_token_ids = ()  # one copy is enough: token_ids[:num_prompt_tokens]
+    def __post_init__(self, prompt_token_ids: Sequence[int]) -> None:
+        self.token_ids = array("i", prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         if self.group_id < 0:
             self.group_id = self.request_id
