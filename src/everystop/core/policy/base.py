@@ -1,4 +1,4 @@
-"""The contract between the scheduler and a policy."""
+"""The contract between the scheduler and a policy: what one may see, what it is asked, what it is told."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ class View:
 
 
 class Policy:
-    """First come, first served unless overridden; owns its order over waiting requests and nothing else.
+    """Owns its order over waiting requests and nothing else; keeps the oldest longest, unless overridden.
 
     `on_add` is called when a request starts to wait: at arrival, after a preemption, and when a fork's source is ready.
-    `on_admit` and `on_remove` end its waiting or its life: boarded, finished, aborted or refused in any state.
+    `on_admit` ends its waiting, `on_remove` its life: finished or aborted in any state. One that `add` refuses is never
+    heard of. With `may_displace`, who is picked and finds no room costs the tail of the keep order its place, if that
+    one's key is greater. `barrier_reason` says why others wait when `pick` returns None.
     """
 
     may_displace: bool = False
@@ -51,7 +53,7 @@ class Policy:
         raise NotImplementedError
 
     def on_admit(self, request: Request, view: View) -> None:
-        """Note that the request, which `pick` had named, has boarded."""
+        """Note that the request, which `pick` had named, has boarded, or is parked behind a sibling."""
         raise NotImplementedError
 
     def on_remove(self, request: Request, view: View) -> None:
