@@ -89,9 +89,7 @@ class Scheduler:
         self._events: list[Event] = []
         self._next_step_id = 0
         self._last_wait: tuple[int, WaitReason | None] = (-1, None)
-        self._charges = type(policy).charge is not Policy.charge
-
-    # ---------------------------------------------------------------- queries
+        self._charges = type(policy).charge is not Policy.charge  # most do not, and a call a row costs
 
     @property
     def running(self) -> dict[int, Request]:
@@ -135,8 +133,6 @@ class Scheduler:
         view.num_held = len(self.batch.held)
         return view
 
-    # ------------------------------------------------------------ add, abort
-
     def add(self, request: Request, now_ns: int) -> None:
         """Take a request; raises RequestError, and records it, if an empty system could not serve the request."""
         assert request.request_id not in self.requests
@@ -168,8 +164,6 @@ class Scheduler:
             return False
         self._finish(request, FinishReason.ABORT, "", now_ns)
         return True
-
-    # -------------------------------------------------------------- schedule
 
     def schedule(self, now_ns: int) -> StepPlan:
         """Plan one step: deal tokens, then take blocks, then admit. Touches no tensor; an empty plan means nothing to
@@ -259,8 +253,6 @@ class Scheduler:
             plan.new_blocks.append(NewBlocks(request.request_id, first, tuple(request.block_table[first:end])))
         return new_start
 
-    # ------------------------------------------------- blocks and preemption
-
     def _take_blocks(self, draft: _Draft) -> None:
         """Give decoders that cross a block border their next block; without room, preempt from the tail of the keep
         order. Prefilling requests own their whole table since admission.
@@ -342,8 +334,6 @@ class Scheduler:
         """Give held slots back once the policy says that their batch has ended."""
         if self.batch.held and self.policy.batch_ended(self._look(now_ns)):
             self._released += self.batch.free_held()
-
-    # ------------------------------------------------------------- admission
 
     def _admit(self, draft: _Draft) -> None:
         """Let waiting requests board while slots, tokens and blocks last; the first that does not fit ends it."""
@@ -493,8 +483,6 @@ class Scheduler:
         self._last_wait = (head_id, reason)
         self._events.append(WaitEvent(now_ns, head_id, reason, need, have, -1))
 
-    # ------------------------------------------------------------------ rows
-
     def _write_rows(self, draft: _Draft) -> list[tuple[Request, int]]:
         """Write the plan's rows, and note what is in flight; returns the request and its epoch behind each row."""
         rows, step_id = draft.plan.rows, draft.plan.step_id
@@ -528,8 +516,6 @@ class Scheduler:
                 request.last_served_step = plan.step_id
                 plan.num_padded_rows += 1
 
-    # ---------------------------------------------------------------- update
-
     def update(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[Event]:
         """Take a step's result back: append tokens, finish, free. Returns all events since the last call."""
         outstanding = self.batch.outstanding.popleft()
@@ -554,24 +540,32 @@ class Scheduler:
             else:
                 accepted.append(self._accept(request, out, row, result, now_ns))
         self.batch.release_deferred(outstanding)
-        pool = self.kv.pool
-        self._events.append(
-            StepEvent(
-                now_ns,
-                outstanding.scheduled_ns,
-                result.execute_ns,
-                plan,
-                tuple(accepted),
-                len(self.batch.running),
-                self.num_waiting,
-                len(self.batch.held),
-                pool.num_free,
-                pool.num_cached,
-                pool.num_evicted,
-                num_wasted,
-            )
-        )
+        self._events.append(self._step_event(outstanding, result, accepted, num_wasted, now_ns))
         return self.take_events()
+
+    def _step_event(
+        self,
+        landed: Outstanding,
+        result: StepResult,
+        accepted: list[tuple[int, ...]],
+        num_wasted: int,
+        now_ns: int,
+    ) -> StepEvent:
+        pool = self.kv.pool
+        return StepEvent(
+            now_ns,
+            landed.scheduled_ns,
+            result.execute_ns,
+            landed.plan,
+            tuple(accepted),
+            len(self.batch.running),
+            self.num_waiting,
+            len(self.batch.held),
+            pool.num_free,
+            pool.num_cached,
+            pool.num_evicted,
+            num_wasted,
+        )
 
     def _accept(
         self, request: Request, tokens: tuple[int, ...], row: Row, result: StepResult, now_ns: int
