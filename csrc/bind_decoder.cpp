@@ -186,6 +186,10 @@ SamplingSettings read_sampling(const nb::dict& d, int64_t num_valid_tokens) {
     }
   }
   require(s.repetition_penalty > 0.0f, "repetition_penalty must be above 0");
+  require(s.temperature >= 0.0f, "temperature must be at least 0");
+  require(s.top_k >= 0, "top_k must be at least 0");
+  require(s.top_p >= 0.0 && s.top_p <= 1.0, "top_p must be between 0 and 1");
+  require(s.min_p >= 0.0 && s.min_p <= 1.0, "min_p must be between 0 and 1");
   return s;
 }
 
@@ -287,8 +291,7 @@ class PyDecoder {
   size_t max_num_seqs_ = 0;
 };
 
-// ---------------------------------------------------------------------------------------------- kernels, for
-// tests
+// ------------------------------------------------------------------------------- kernels, for tests
 
 Output<float, 2> py_rms_norm(Input<float, 2> x, Input<float, 1> weight, float eps, bool naive) {
   require(x.shape(1) == weight.size(), "x and weight differ in size");

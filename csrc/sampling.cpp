@@ -136,6 +136,7 @@ class RowSampler {
                                   static_cast<uint64_t>(history_.num_output_tokens()), DrawKind::token);
     const bool cuts_k = settings_.top_k > 0 && settings_.top_k < n_;
     if (!cuts_k && settings_.top_p >= 1.0 && settings_.min_p <= 0.0) return draw_from_all(u * total);
+    if (!cuts_k && settings_.top_p >= 1.0) return draw_from_ids(gather_heavy(), u);
     if (cuts_k && settings_.top_k <= kMostHeaped)
       return draw_from_ids(cut_mass(gather_best(settings_.top_k)), u);
     if (!cuts_k && settings_.top_p < 1.0) {
@@ -152,6 +153,18 @@ class RowSampler {
   int64_t gather_best(int64_t k) {
     keep_best(x_, n_, k, scratch_.candidate_ids.data());
     return k;
+  }
+
+  // The tokens that min_p leaves as candidates, by ascending ids.
+  int64_t gather_heavy() {
+    const float* weights = scratch_.weights.data();
+    const float below = std::nextafter(static_cast<float>(settings_.min_p), 0.0f);
+    int64_t count = 0;
+    for (int64_t i = kernels_.next_greater(weights, 0, n_, below); i < n_;
+         i = kernels_.next_greater(weights, i + 1, n_, below)) {
+      scratch_.candidate_ids[static_cast<size_t>(count++)] = static_cast<int32_t>(i);
+    }
+    return count;
   }
 
   // Cuts candidates to the best of them that hold top_p of their mass.
@@ -199,7 +212,7 @@ class RowSampler {
   // Draws among candidates that min_p leaves, in order of their ids.
   int32_t draw_from_ids(int64_t count, double u) {
     int32_t* ids = scratch_.candidate_ids.data();
-    std::sort(ids, ids + count);
+    if (!std::is_sorted(ids, ids + count)) std::sort(ids, ids + count);
     int64_t kept = 0;
     double total = 0.0;
     for (int64_t i = 0; i < count; ++i) {

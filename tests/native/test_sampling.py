@@ -195,6 +195,16 @@ def test_rows_that_cannot_be_sampled_fail() -> None:
     assert token([1.0, 2.0], allowed_token_ids=[1], stop_token_ids=[1], min_tokens=1) == FAILED
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", -1.0), ("temperature", float("nan")), ("top_k", -1), ("top_p", 1.1), ("min_p", 1.1)]
+    + [("min_p", -0.1), ("top_p", float("nan")), ("repetition_penalty", 0.0)],
+)
+def test_settings_out_of_range_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        token([0.0, 1.0], **{name: value})
+
+
 def test_tokens_outside_the_vocabulary_are_refused() -> None:
     for settings in ({"stop_token_ids": [4]}, {"logit_bias": [(-1, 1.0)]}, {"allowed_token_ids": [4]}):
         with pytest.raises(ValueError, match="outside the vocabulary"):
