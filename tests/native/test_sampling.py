@@ -197,8 +197,16 @@ def test_rows_that_cannot_be_sampled_fail() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("temperature", -1.0), ("temperature", float("nan")), ("top_k", -1), ("top_p", 1.1), ("min_p", 1.1)]
-    + [("min_p", -0.1), ("top_p", float("nan")), ("repetition_penalty", 0.0)],
+    [
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 1.1),
+        ("top_p", float("nan")),
+        ("min_p", 1.1),
+        ("min_p", -0.1),
+        ("repetition_penalty", 0.0),
+    ],
 )
 def test_settings_out_of_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
