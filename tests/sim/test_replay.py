@@ -14,6 +14,7 @@ from tests.core.fuzz import ABORT_RATES, STEPS_PER_EPISODE, Episode
 from tests.core.harness import Harness, make_request
 from tests.core.hash_model import EOS, HashModelRunner
 
+from everystop.core.errors import RecordError
 from everystop.core.kv_cache import KVCache
 from everystop.core.policy import make_policy
 from everystop.core.recording import RecordingScheduler
@@ -22,7 +23,7 @@ from everystop.core.scheduler import Limits
 from everystop.engine.engine import Engine
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.observe.recorder import CALLS_PER_BATCH, Recorder
-from everystop.sim.replay import RecordError, replay
+from everystop.sim.replay import replay
 
 POLICIES = ("continuous", "static", "static-padded")
 SENTINEL = 1_734_261_985
@@ -161,6 +162,17 @@ def test_record_that_was_cut_off_replays_up_to_there(tmp_path: Path) -> None:
     assert 0 < report.num_plans < replay(tmp_path / "run.gz").num_plans
 
 
+def test_record_that_was_altered_replays_up_to_there(tmp_path: Path) -> None:
+    record_workload(tmp_path / "run.gz", num_requests=400)
+    data = bytearray((tmp_path / "run.gz").read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = b"\xff" * 64
+    (tmp_path / "altered.gz").write_bytes(data)
+    report = replay(tmp_path / "altered.gz")
+    assert report.is_truncated
+    assert 0 < report.num_plans < replay(tmp_path / "run.gz").num_plans
+
+
 def test_another_policy_serves_the_same_tokens_in_virtual_time(tmp_path: Path) -> None:
     record_workload(tmp_path / "run.gz")
     report = replay(tmp_path / "run.gz", policy="static")
@@ -176,7 +188,8 @@ def test_another_policy_serves_the_same_tokens_in_virtual_time(tmp_path: Path) -
 def test_files_that_are_no_records_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.gz").write_text("hello")
     (tmp_path / "other.gz").write_bytes(gzip.compress(b'{"everystop_record": 0}\n'))
-    for name in ("text.gz", "other.gz", "absent.gz"):
+    (tmp_path / "folder.gz").mkdir()
+    for name in ("text.gz", "other.gz", "absent.gz", "folder.gz"):
         with pytest.raises(RecordError, match=name):
             replay(tmp_path / name)
 

@@ -1,4 +1,5 @@
-"""Every error that a user, a client or a machine can cause; `server/errors.py` maps them to the wire once.
+"""The errors that a user, a client or a machine can cause, by name; `server/errors.py` adds those of HTTP alone, and
+maps all of them to the wire once.
 
 EverystopError
 ├── ConfigError            a flag or an environment variable cannot be honoured
@@ -13,6 +14,7 @@ EverystopError
 │   ├── ModelFileDamaged   a file is truncated, altered or contradicts itself
 │   ├── UnsupportedModel   a sound file of a kind that this version does not serve
 │   └── PullFailed         an embedded model could not be fetched
+├── RecordError            a file is no record of a run, or one that cannot be replayed
 ├── EngineDead             the engine thread has failed; nothing can be served (HTTP 503)
 ├── Draining               the server is shutting down (HTTP 503)
 └── PolicyError            a scheduling policy broke its contract (our own bug)
@@ -96,6 +98,10 @@ class ChatTemplateMissing(RequestError):
 
 class ChatTemplateError(RequestError):
     """The chat template refused the messages, or failed on them; carries the template's own words."""
+
+
+class RecordError(EverystopError):
+    """A file that is no record of a run, or one that cannot be replayed."""
 
 
 class EngineDead(EverystopError):

@@ -1,36 +1,22 @@
 """Drives a fresh scheduler by a recorded run: the same calls must give the same plans; another policy shows what it
 would have done.
 
-The format of a record is described in `everystop.observe.recorder`. It has no token ids: every token is filler or a
-stop token, and prefix hits come from the recorded block keys.
+Prefix hits come from the recorded block keys, and tokens are filler, but for those at which a request stopped.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter, deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from everystop.core.errors import EverystopError, RequestError
+from everystop.core.errors import RecordError, RequestError
 from everystop.core.events import ArrivalEvent, Event, FinishEvent, StepEvent
-from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import make_policy
-from everystop.core.request import Request, SamplingParams
-from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import FILLER_TOKEN, SimulatedRunner
-
-RECORD_VERSION = 1
-STOP_TOKEN = FILLER_TOKEN + 1
-
-
-class RecordError(EverystopError):
-    """A file that is no record, or one of a version that cannot be replayed."""
+from everystop.sim.record import STOP_TOKEN, Record
 
 
 @dataclass(slots=True)
@@ -104,86 +90,6 @@ def replay(path: Path, *, policy: str | None = None) -> ReplayReport:
         redrive.timeline,
         replayed,
     )
-
-
-@dataclass(slots=True)
-class Record:
-    """A record in memory: the header's settings, the calls in order, and each request's block keys."""
-
-    policy: str
-    batch_wait_ns: int
-    limits: Limits
-    kv: dict[str, Any]
-    calls: list[list[Any]]
-    keys: dict[int, list[bytes]]
-    is_truncated: bool
-
-    @classmethod
-    def read(cls, path: Path) -> Record:
-        """Read a record; one that was cut off is good up to there. Raises RecordError."""
-        lines = _Lines(path)
-        header = next(iter(lines), None)
-        if not isinstance(header, dict) or header.get("everystop_record") != RECORD_VERSION:
-            raise RecordError(f"{path} is not a record of version {RECORD_VERSION}; write one with --record")
-        record = cls(
-            header["policy"],
-            header["batch_wait_ns"],
-            Limits(**header["limits"]),
-            header["kv"],
-            [],
-            {},
-            is_truncated=False,
-        )
-        for call in lines:
-            if call[0] == "keys":
-                record.keys[call[1]] = [bytes.fromhex(key) for key in call[2]]
-            else:
-                record.calls.append(call)
-        record.is_truncated = lines.is_truncated
-        return record
-
-    def make_scheduler(self, policy: str) -> Scheduler:
-        """A scheduler as the recorded one was at its start, with this policy."""
-        return Scheduler(self.limits, KVCache(**self.kv), make_policy(policy, batch_wait_ns=self.batch_wait_ns))
-
-    def make_request(self, call: list[Any], max_tokens: int | None) -> Request:
-        """The request of an `add`, with filler for a prompt and the recorded keys."""
-        _, now_ns, request_id, group_id, choice_index, num_prompt, _, min_tokens, n, num_stop_ids, tenant, priority = (
-            call
-        )
-        stop_ids = (STOP_TOKEN,) if num_stop_ids else ()
-        return Request(
-            request_id,
-            [FILLER_TOKEN] * num_prompt,
-            SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, n=n, stop_token_ids=stop_ids),
-            arrival_ns=now_ns,
-            group_id=group_id,
-            choice_index=choice_index,
-            tenant=str(tenant),
-            priority=priority,
-            block_keys=list(self.keys.get(request_id, ())),
-        )
-
-
-class _Lines:
-    """The JSON lines of a file, up to the first that is damaged or cut off."""
-
-    def __init__(self, path: Path) -> None:
-        self.is_truncated = False
-        self._iterator = self._read(path)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._iterator
-
-    def _read(self, path: Path) -> Iterator[Any]:
-        try:
-            with gzip.open(path, "rt", encoding="ascii") as file:
-                for line in file:
-                    yield json.loads(line)
-        except FileNotFoundError:
-            raise RecordError(f"there is no record {path}") from None
-        except (EOFError, OSError, ValueError):
-            self.is_truncated = True
 
 
 class _Redrive:
