@@ -26,7 +26,7 @@ LOGPROBS = "everystop.core.plan:TokenLogprobs"
 STARTERS = {"everystop.assembly", "everystop.config", "everystop.model", LOGPROBS, PARAMS, ERRORS}
 ALLOWED = {
     "everystop": {"everystop.cli", "everystop.engine.llm", PARAMS},
-    "everystop.config": {ERRORS},
+    "everystop.config": {ERRORS, "everystop.core.policy:POLICIES"},
     "everystop.core": set(),
     "everystop.observe": {"everystop.core.events", "everystop.core.request:FinishReason", ERRORS},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.

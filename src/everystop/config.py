@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from everystop.core.errors import ConfigError
+from everystop.core.policy import POLICIES
 
-POLICIES = ("continuous", "static", "static-padded")
 DTYPES = ("int8", "float32")
+NETWORK, MODEL, SCHEDULER, KV_CACHE = GROUPS = ("network", "model", "scheduler", "KV cache")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -25,90 +26,133 @@ def parse_bytes(text: str) -> int:
 
 
 def _setting(
-    default: Any, flag: str, help_text: str, *, choices: Sequence[str] | None = None, parse: Any = None
+    default: Any,
+    flag: str,
+    help_text: str,
+    *,
+    group: str,
+    choices: Sequence[str] | None = None,
+    parse: Any = None,
+    least: int | None = None,
 ) -> Any:
-    """A field of `Config`; `parse` turns a command-line string into the value (default: the type of the default)."""
+    """A field of `Config`, shown under `group` in the help; `least` is the smallest value that can be honoured.
+
+    `parse` turns a command-line string into the value (default: the type of the default).
+    """
     meta = {
         "flag": flag,
         "help": help_text,
+        "group": group,
         "choices": choices,
         "parse": parse or (type(default) if default is not None else str),
+        "least": least,
     }
     return field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that can be set, validated once by `validate`; None means "choose for me", resolved at start-up."""
+    """Everything that can be set; None means "choose for me", resolved at start-up.
+
+    Raises ConfigError, with what to change, for values that cannot be honoured.
+    """
 
     model: str = "smollm2"
-    host: str = _setting("127.0.0.1", "--host", "address to listen on")
-    port: int = _setting(8000, "--port", "port to listen on; 0 takes a free one and prints it")
+    host: str = _setting("127.0.0.1", "--host", "address to listen on", group=NETWORK)
+    port: int = _setting(8000, "--port", "port to listen on; 0 takes a free one and prints it", group=NETWORK)
     served_model_name: str | None = _setting(
-        None, "--served-model-name", "model name in the API (default: the model's own)"
+        None, "--served-model-name", "model name in the API (default: the model's own)", group=NETWORK
     )
     api_key: tuple[str, ...] = _setting(
-        (), "--api-key", "key that clients must send as Bearer token; may be repeated", parse=str
+        (), "--api-key", "key that clients must send as Bearer token; may be repeated", group=NETWORK, parse=str
     )
     dtype: str = _setting(
-        "int8", "--dtype", "arithmetic of the weights: group-wise int8, or the float32 reference", choices=DTYPES
+        "int8",
+        "--dtype",
+        "arithmetic of the weights: group-wise int8, or the float32 reference",
+        group=MODEL,
+        choices=DTYPES,
     )
     max_model_len: int | None = _setting(
-        None, "--max-model-len", "longest sequence, prompt and output (default: the model's context)", parse=int
+        None,
+        "--max-model-len",
+        "longest sequence, prompt and output (default: the model's context)",
+        group=MODEL,
+        parse=int,
+        least=1,
     )
-    max_num_seqs: int = _setting(64, "--max-num-seqs", "most requests running at once")
-    max_num_batched_tokens: int = _setting(256, "--max-num-batched-tokens", "most tokens computed in one step")
+    max_num_seqs: int = _setting(64, "--max-num-seqs", "most requests running at once", group=SCHEDULER, least=1)
+    max_num_batched_tokens: int = _setting(
+        256, "--max-num-batched-tokens", "most tokens computed in one step", group=SCHEDULER, least=1
+    )
     max_num_prefill_tokens: int | None = _setting(
-        None, "--max-num-prefill-tokens", "most prompt tokens in one step (default: no limit of its own)", parse=int
+        None,
+        "--max-num-prefill-tokens",
+        "most prompt tokens in one step (default: no limit of its own)",
+        group=SCHEDULER,
+        parse=int,
+        least=1,
     )
-    block_size: int = _setting(32, "--block-size", "tokens in one block of the KV cache: 16, 32, 64, 128 or 256")
+    block_size: int = _setting(
+        32, "--block-size", "tokens in one block of the KV cache: 16, 32, 64, 128 or 256", group=KV_CACHE, least=1
+    )
     kv_cache_memory: int | None = _setting(
         None,
         "--kv-cache-memory",
         "memory for the KV cache, such as 2GiB (default: a quarter of what is allowed, at most what can be used)",
+        group=KV_CACHE,
         parse=parse_bytes,
+        least=1,
     )
     enable_prefix_caching: bool = _setting(
-        True, "--enable-prefix-caching", "reuse the KV blocks of common prompt prefixes"
+        True, "--enable-prefix-caching", "reuse the KV blocks of common prompt prefixes", group=KV_CACHE
     )
-    policy: str = _setting("continuous", "--policy", "who boards, and when", choices=POLICIES)
+    policy: str = _setting("continuous", "--policy", "who boards, and when", group=SCHEDULER, choices=POLICIES)
     batch_wait_ms: int = _setting(
-        50, "--batch-wait-ms", "static policies: longest wait for a batch to fill, in milliseconds"
+        50,
+        "--batch-wait-ms",
+        "static policies: longest wait for a batch to fill, in milliseconds",
+        group=SCHEDULER,
+        least=0,
     )
     threads: int | None = _setting(
-        None, "--threads", "threads that compute (default: least of physical cores, affinity, cgroup quota)", parse=int
+        None,
+        "--threads",
+        "threads that compute (default: least of physical cores, affinity, cgroup quota)",
+        group=MODEL,
+        parse=int,
+        least=1,
     )
-    seed: int | None = _setting(None, "--seed", "makes requests without a seed of their own repeatable", parse=int)
+    seed: int | None = _setting(
+        None, "--seed", "makes requests without a seed of their own repeatable", group=MODEL, parse=int
+    )
     chat_template: str | None = _setting(
-        None, "--chat-template", "file with the Jinja chat template (default: the model's own)"
+        None, "--chat-template", "file with the Jinja chat template (default: the model's own)", group=MODEL
     )
     generation_config: str = _setting(
         "auto",
         "--generation-config",
         "take sampling defaults from the model's generation_config.json",
+        group=MODEL,
         choices=("auto", "none"),
     )
     shutdown_timeout: float = _setting(
-        30.0, "--shutdown-timeout", "seconds that running requests get to finish after SIGTERM"
+        30.0,
+        "--shutdown-timeout",
+        "seconds that running requests get to finish after SIGTERM",
+        group=NETWORK,
+        least=0,
     )
-    stats_interval: float = _setting(10.0, "--stats-interval", "seconds between status lines while busy; 0 for none")
-    record: str | None = _setting(None, "--record", "write every scheduler call to this file, for replay")
+    stats_interval: float = _setting(
+        10.0, "--stats-interval", "seconds between status lines while busy; 0 for none", group=NETWORK, least=0
+    )
+    record: str | None = _setting(
+        None, "--record", "write every scheduler call to this file, for replay", group=SCHEDULER
+    )
 
-    def validate(self) -> Config:
-        """Return self; raise ConfigError for values that cannot be honoured, with what to change."""
-        positive = (
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "block_size",
-            "max_model_len",
-            "max_num_prefill_tokens",
-            "threads",
-            "kv_cache_memory",
-        )
-        for name in positive:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            _check(setting, getattr(self, setting.name))
         if self.block_size % 16 or 256 % self.block_size:
             raise ConfigError(f"--block-size is {self.block_size}; it must be 16, 32, 64, 128 or 256")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -118,11 +162,14 @@ class Config:
             )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; it must be 0 to 65535")
-        if self.batch_wait_ms < 0 or self.shutdown_timeout < 0 or self.stats_interval < 0:
-            raise ConfigError("--batch-wait-ms, --shutdown-timeout and --stats-interval must not be negative")
-        for name, allowed in (("dtype", DTYPES), ("policy", POLICIES), ("generation_config", ("auto", "none"))):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}"
-                )
-        return self
+        if any(key.strip() != key or not key for key in self.api_key):
+            raise ConfigError("--api-key is empty or has blanks at its ends; give the key itself")
+
+
+def _check(setting: Field[Any], value: Any) -> None:
+    """Raise ConfigError for a value below the field's least, or that is none of its choices; NaN is below all."""
+    flag, choices, least = (setting.metadata.get(key) for key in ("flag", "choices", "least"))
+    if choices is not None and value not in choices:
+        raise ConfigError(f"{flag} is {value!r}; choose one of {', '.join(choices)}")
+    if least is not None and value is not None and not value >= least:
+        raise ConfigError(f"{flag} is {value}; it must be at least {least}")

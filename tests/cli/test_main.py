@@ -56,8 +56,13 @@ def test_unknown_command_is_answered_with_the_list(capsys: pytest.CaptureFixture
 
 def test_serve_gets_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Config] = []
-    fake_module(monkeypatch, "everystop.server.app", serve=served.append)
-    assert cli.main(["serve", "m.gguf", "--port", "9"]) == 0
+
+    def serve(config: Config) -> int:
+        served.append(config)
+        return 3
+
+    fake_module(monkeypatch, "everystop.server.app", serve=serve)
+    assert cli.main(["serve", "m.gguf", "--port", "9"]) == 3
     assert served == [Config(model="m.gguf", port=9)]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from everystop.cli import settings
+from everystop.config import NETWORK
 
 
 def add_parser(commands: Any) -> None:
@@ -24,7 +25,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("input", metavar="IN.jsonl", type=Path, help="requests, one a line")
     parser.add_argument("output", metavar="OUT.jsonl", type=Path, help="answers, one a line; extended where it exists")
     parser.add_argument("--model", metavar="MODEL", help="as for serve (default: smollm2)")
-    settings.add_options(parser, without=("network",))
+    settings.add_options(parser, without=(NETWORK,))
     parser.set_defaults(run=run)
 
 
@@ -33,4 +34,4 @@ def run(arguments: argparse.Namespace) -> int:
     config = settings.make_config(arguments)
     from everystop.server.batch import run_batch
 
-    return run_batch(config, arguments.input, arguments.output) or 0
+    return run_batch(config, arguments.input, arguments.output)

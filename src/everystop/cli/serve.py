@@ -34,4 +34,4 @@ def run(arguments: argparse.Namespace) -> int:
     config = settings.make_config(arguments)
     from everystop.server.app import serve
 
-    return serve(config) or 0
+    return serve(config)

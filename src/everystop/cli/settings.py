@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from everystop.config import Config, parse_bytes
+from everystop.config import GROUPS, Config, parse_bytes
 from everystop.core.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "EVERYSTOP_"
@@ -22,19 +22,6 @@ EPILOG = (
     'TOML file named by --config (max-num-seqs = 32, dtype = "int8"); a flag wins over the environment, and that over '
     "the file."
 )
-GROUPS = {
-    "network": ("host", "port", "served_model_name", "api_key", "shutdown_timeout", "stats_interval"),
-    "model": ("dtype", "max_model_len", "chat_template", "generation_config", "seed", "threads"),
-    "scheduler": (
-        "policy",
-        "batch_wait_ms",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "max_num_prefill_tokens",
-        "record",
-    ),
-    "KV cache": ("block_size", "kv_cache_memory", "enable_prefix_caching"),
-}
 METAVARS: dict[Any, str] = {int: "N", float: "SECONDS", parse_bytes: "SIZE"}
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
@@ -49,13 +36,11 @@ class HelpFormatter(argparse.HelpFormatter):
 
 def add_options(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:
     """Add a flag for each field of `Config` but the model and those of the groups named in `without`."""
-    group_of = {name: group for group, names in GROUPS.items() for name in names}
     groups: dict[str, Any] = {title: parser.add_argument_group(title) for title in GROUPS if title not in without}
     parser.add_argument("--config", metavar="FILE", help="a TOML file with options, one a line")
     for field in flag_fields():
-        title = group_of.get(field.name)
-        if title not in without:
-            add_option(groups.get(title or "", parser), field)
+        if field.metadata["group"] in groups:
+            add_option(groups[field.metadata["group"]], field)
 
 
 def add_option(group: Any, field: dataclasses.Field[Any]) -> None:
@@ -113,7 +98,7 @@ def make_config(arguments: argparse.Namespace, environment: Mapping[str, str] = 
     values |= {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if is_set(name, value)
     }
-    return Config(**values).validate()
+    return Config(**values)
 
 
 def is_set(name: str, value: Any) -> bool:

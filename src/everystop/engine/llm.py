@@ -73,7 +73,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "smollm2", **settings: Any) -> None:
-        config = Config(model=model, **settings).validate()
+        config = Config(model=model, **settings)
         home = Home.from_environment()
         checkpoint = inspect_model(resolve_model(config.model, home))
         self.tokenizer = load_tokenizer(checkpoint, home)

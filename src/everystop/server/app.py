@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from everystop.config import Config
-from everystop.core.errors import ConfigError
 from everystop.server.listener import listen
 
 
@@ -13,9 +12,6 @@ def serve(config: Config) -> int:
     The port is taken first, then headers and shapes are checked; the weights load while `/health` already answers 503.
     Raises ConfigError and ModelError for what cannot be served.
     """
-    config.validate()
-    if any(key.strip() != key or not key for key in config.api_key):
-        raise ConfigError("--api-key is empty or has blanks at its ends; give the key itself")
     with listen(config.host, config.port) as sock:
         from everystop.server.opening import Opening, run
 

@@ -39,7 +39,6 @@ def run_batch(config: Config, source: Path, target: Path) -> int:
     one by one. A run that was interrupted, even inside a line, goes on where it stopped. Raises ConfigError for a file
     that cannot be read or written, naming the line.
     """
-    config.validate()
     num_lines = sum(1 for _ in _read_requests(source))
     done = _answered_ids(target)
     opening = Opening(config, 0)

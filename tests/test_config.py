@@ -1,0 +1,65 @@
+"""What a configuration refuses, whoever makes it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from everystop.config import Config, parse_bytes
+from everystop.core.errors import ConfigError
+from everystop.core.policy import POLICIES, make_policy
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_num_seqs": 0}, ["--max-num-seqs is 0", "at least 1"]),
+        ({"max_model_len": -5}, ["--max-model-len is -5", "at least 1"]),
+        ({"max_num_prefill_tokens": 0}, ["--max-num-prefill-tokens is 0"]),
+        ({"kv_cache_memory": 0}, ["--kv-cache-memory is 0"]),
+        ({"threads": 0}, ["--threads is 0"]),
+        ({"batch_wait_ms": -1}, ["--batch-wait-ms is -1", "at least 0"]),
+        ({"shutdown_timeout": math.nan}, ["--shutdown-timeout is nan"]),
+        ({"stats_interval": -0.5}, ["--stats-interval is -0.5"]),
+        ({"block_size": 48}, ["--block-size is 48", "16, 32, 64, 128 or 256"]),
+        ({"block_size": 512}, ["--block-size is 512"]),
+        ({"port": 65536}, ["--port is 65536"]),
+        ({"dtype": "int4"}, ["--dtype is 'int4'", "int8, float32"]),
+        ({"policy": "fastest"}, ["--policy is 'fastest'", "continuous, static, static-padded"]),
+        ({"generation_config": "always"}, ["--generation-config is 'always'", "auto, none"]),
+        ({"max_num_seqs": 300}, ["--max-num-batched-tokens 256", "--max-num-seqs 300"]),
+        ({"api_key": ("good", " ")}, ["--api-key"]),
+    ],
+)
+def test_values_that_cannot_be_honoured_are_named(settings: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(**settings)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_values_at_the_edge_are_taken() -> None:
+    config = Config(
+        max_num_seqs=1, max_num_batched_tokens=1, batch_wait_ms=0, shutdown_timeout=0, stats_interval=0, port=0
+    )
+    assert config.max_num_batched_tokens == 1
+
+
+def test_each_policy_that_can_be_chosen_can_be_made() -> None:
+    assert len({type(make_policy(name)) for name in POLICIES}) == len(POLICIES)
+    with pytest.raises(ConfigError, match="'fastest'"):
+        make_policy("fastest")
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"), [("512MiB", 2**29), ("2g", 2 * 10**9), ("1.5GB", 1_500_000_000), (" 7 ", 7), ("1ki", 1024)]
+)
+def test_sizes_are_read(text: str, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-1", "1TB", "1 2", "GiB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="512MiB"):
+        parse_bytes(text)
