@@ -113,7 +113,7 @@ def engine_of(opening: Any, config: Any, loaded: Any, tokenizer: Any, prompt: Se
         loaded,
         eos_token_ids=tokenizer.eos_ids,
         num_valid_tokens=loaded.spec.vocab_size,
-        make_text_decoder=lambda: opening.TokenDecoder(tokenizer),
+        make_text_decoder=tokenizer.text_decoder,
     )
     seen = threading.Event()
     engine.on_outputs = lambda outputs: seen.set()

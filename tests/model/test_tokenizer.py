@@ -280,6 +280,7 @@ def test_incremental_text_joins_to_the_whole_and_never_holds_half_a_character(tm
             assert detokenizer.flush() == ""
             whole_text = b"".join(map(ours.token_bytes, ids)).decode()
             assert "".join(deltas) == whole_text
+            assert "".join(map(ours.text_decoder().feed, ids)) == whole_text
 
 
 def test_invalid_bytes_become_replacement_characters_and_hold_at_most_three(tmp_path: Path) -> None:

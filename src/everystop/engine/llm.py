@@ -22,7 +22,6 @@ from everystop.model.chat_template import load_chat_template
 from everystop.model.checkpoint import inspect_model
 from everystop.model.home import Home
 from everystop.model.pull import resolve_model
-from everystop.model.tokenizer import IncrementalDetokenizer, Tokenizer
 from everystop.model.tokenizer_files import load_tokenizer
 from everystop.model.weights import load_model
 
@@ -51,17 +50,6 @@ class RequestOutput:
     num_cached_tokens: int = 0
 
 
-class _StepText:
-    """Feeds a detokenizer one token at a time, as the engine asks."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._inner = IncrementalDetokenizer(tokenizer)
-
-    def feed(self, token_id: int) -> str:
-        """The text that this token completes."""
-        return self._inner.push((token_id,))
-
-
 class LLM:
     """A loaded model with its own engine. `settings` are the fields of `Config`, such as `dtype="float32"`.
 
@@ -86,7 +74,7 @@ class LLM:
             loaded,
             eos_token_ids=self.tokenizer.eos_ids,
             num_valid_tokens=self.num_valid_tokens,
-            make_text_decoder=lambda: _StepText(self.tokenizer),
+            make_text_decoder=self.tokenizer.text_decoder,
         )
         self._turn = threading.Lock()
         self._inbox: queue.SimpleQueue[list[StepOutput] | BaseException] = queue.SimpleQueue()
@@ -175,7 +163,7 @@ class LLM:
 
     def _text(self, choice: Completion, stops: tuple[str, ...]) -> str:
         ends_with_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
-        decoder = IncrementalDetokenizer(self.tokenizer)
+        decoder = self.tokenizer.text_decoder()
         text = decoder.push(choice.token_ids[:-1] if ends_with_token else choice.token_ids) + decoder.flush()
         return StopMatcher(stops).feed(text)[0] if stops and isinstance(choice.stop_reason, str) else text
 

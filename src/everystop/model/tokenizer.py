@@ -157,6 +157,10 @@ class Tokenizer:
         """A token as text for display; bytes of half a character become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
+    def text_decoder(self) -> IncrementalDetokenizer:
+        """A fresh decoder for one sequence's output."""
+        return IncrementalDetokenizer(self)
+
     def _make_bytes(self, token_id: int) -> bytes:
         if token_id in self._added:
             return str(self._added[token_id].content).encode()
@@ -250,6 +254,10 @@ class IncrementalDetokenizer:
         self._token_bytes = tokenizer.token_bytes
         self._skipped = tokenizer.control_ids if skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, token_id: int) -> str:
+        """The text that this token completes; may be empty."""
+        return "" if token_id in self._skipped else self._decoder.decode(self._token_bytes(token_id))
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete; may be empty. Ids that do not exist add nothing."""

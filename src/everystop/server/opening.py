@@ -22,7 +22,6 @@ from everystop.model.checkpoint import inspect_model
 from everystop.model.generation_config import load_generation_defaults
 from everystop.model.home import Home
 from everystop.model.pull import EMBEDDED, resolve_model
-from everystop.model.tokenizer import IncrementalDetokenizer, Tokenizer
 from everystop.model.tokenizer_files import load_tokenizer
 from everystop.model.weights import LoadedModel, load_model
 from everystop.server.protocol import Limits
@@ -82,13 +81,13 @@ class Opening:
             loaded,
             eos_token_ids=tokenizer.eos_ids,
             num_valid_tokens=num_valid_tokens,
-            make_text_decoder=lambda: TokenDecoder(tokenizer),
+            make_text_decoder=tokenizer.text_decoder,
         )
         self._lines = self._describe(loaded, capacity, threads)
         defaults: dict[str, Any] = self._defaults.values()
         return ServedModel(
             engine=engine,
-            texts=ModelTexts(tokenizer),
+            texts=tokenizer,
             limits=Limits((self.name,), num_valid_tokens, capacity.max_model_len, SamplingParams(**defaults)),
             encode=tokenizer.encode,
             encode_chat=self.encode_chat,
@@ -127,29 +126,3 @@ class Opening:
             return "temperature 1, top_p 1 where a request is silent"
         named = ", ".join(f"{name} {value:g}" for name, value in values.items())
         return f"{named} where a request is silent (from {Path(self._defaults.source).name})"
-
-
-class TokenDecoder:
-    """One sequence's text, token by token."""
-
-    __slots__ = ("_inner", "flush")
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._inner = IncrementalDetokenizer(tokenizer)
-        self.flush = self._inner.flush
-
-    def feed(self, token_id: int) -> str:
-        """The text that this token completes."""
-        return self._inner.push((token_id,))
-
-
-class ModelTexts:
-    """A tokenizer as the board sees it."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.token_bytes = tokenizer.token_bytes
-
-    def text_decoder(self) -> TokenDecoder:
-        """A fresh incremental decoder."""
-        return TokenDecoder(self._tokenizer)
