@@ -16,7 +16,12 @@ from everystop.core.policy import POLICIES, make_policy
     ("settings", "words"),
     [
         ({"max_num_seqs": 0}, ["--max-num-seqs is 0", "at least 1"]),
-        ({"max_model_len": -5}, ["--max-model-len is -5", "at least 1"]),
+        ({"max_model_len": -5}, ["--max-model-len is -5", "at least 2"]),
+        ({"max_model_len": 1}, ["--max-model-len is 1"]),
+        ({"max_num_batched_tokens": 10**6}, ["--max-num-batched-tokens is 1,000,000", "at most 65,536"]),
+        ({"max_num_seqs": 5000, "max_num_batched_tokens": 5000}, ["--max-num-seqs is 5,000", "at most 4,096"]),
+        ({"threads": 10**20}, ["--threads is 100,000,", "at most 1,024"]),
+        ({"kv_cache_memory": "1GiB"}, ["--kv-cache-memory is '1GiB'", "a number"]),
         ({"max_num_prefill_tokens": 0}, ["--max-num-prefill-tokens is 0"]),
         ({"kv_cache_memory": 0}, ["--kv-cache-memory is 0"]),
         ({"threads": 0}, ["--threads is 0"]),
@@ -59,7 +64,7 @@ def test_sizes_are_read(text: str, num_bytes: int) -> None:
     assert parse_bytes(text) == num_bytes
 
 
-@pytest.mark.parametrize("text", ["", "lots", "-1", "1TB", "1 2", "GiB"])
+@pytest.mark.parametrize("text", ["", "lots", "-1", "1TB", "1 2", "GiB", "9" * 400])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="512MiB"):
         parse_bytes(text)

@@ -75,14 +75,19 @@ def longest_sequence(config: Config, spec: DecoderSpec) -> int:
 def plan_capacity(config: Config, spec: DecoderSpec, bytes_per_block: int) -> Capacity:
     """Size of the KV cache: what the flag says, else the least of a quarter of the allowed memory and all it could use.
 
-    Raises ConfigError if not even one block fits.
+    Raises ConfigError if not even one block fits, or if more is asked for than the machine allows.
     """
-    max_model_len = longest_sequence(config, spec)
+    max_model_len, allowed_bytes = longest_sequence(config, spec), allowed_memory_bytes()
     if config.kv_cache_memory is not None:
+        if config.kv_cache_memory > allowed_bytes:
+            raise ConfigError(
+                f"--kv-cache-memory is {config.kv_cache_memory:,} bytes, but this process may use {allowed_bytes:,} in "
+                "all; lower it"
+            )
         num_blocks = config.kv_cache_memory // bytes_per_block
     else:
         usable = config.max_num_seqs * -(-max_model_len // config.block_size)
-        num_blocks = min(usable, allowed_memory_bytes() // 4 // bytes_per_block)
+        num_blocks = min(usable, allowed_bytes // 4 // bytes_per_block)
     if num_blocks < 1:
         raise ConfigError(
             f"the KV cache has room for no block of {config.block_size} tokens ({bytes_per_block:,} bytes); "

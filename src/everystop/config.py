@@ -19,7 +19,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "
 
 def parse_bytes(text: str) -> int:
     """Bytes from "512MiB", "2g", "1.5GB" or a plain number; raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", text.lower())
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*([kmg]i?)?b?\s*", text.lower())
     if match is None:
         raise ConfigError(f"{text!r} is not a size in bytes; write for example 512MiB or 2g")
     return int(float(match[1]) * _UNITS[match[2] or ""])
@@ -34,8 +34,9 @@ def _setting(
     choices: Sequence[str] | None = None,
     parse: Any = None,
     least: int | None = None,
+    most: int | None = None,
 ) -> Any:
-    """A field of `Config`, shown under `group` in the help; `least` is the smallest value that can be honoured.
+    """A field of `Config`, shown under `group` in the help; only values from `least` to `most` can be honoured.
 
     `parse` turns a command-line string into the value (default: the type of the default).
     """
@@ -46,6 +47,7 @@ def _setting(
         "choices": choices,
         "parse": parse or (type(default) if default is not None else str),
         "least": least,
+        "most": most,
     }
     return field(default=default, metadata=meta)
 
@@ -79,11 +81,13 @@ class Config:
         "longest sequence, prompt and output (default: the model's context)",
         group=MODEL,
         parse=int,
-        least=1,
+        least=2,
     )
-    max_num_seqs: int = _setting(64, "--max-num-seqs", "most requests running at once", group=SCHEDULER, least=1)
+    max_num_seqs: int = _setting(
+        64, "--max-num-seqs", "most requests running at once", group=SCHEDULER, least=1, most=4096
+    )
     max_num_batched_tokens: int = _setting(
-        256, "--max-num-batched-tokens", "most tokens computed in one step", group=SCHEDULER, least=1
+        256, "--max-num-batched-tokens", "most tokens computed in one step", group=SCHEDULER, least=1, most=65536
     )
     max_num_prefill_tokens: int | None = _setting(
         None,
@@ -122,6 +126,7 @@ class Config:
         group=MODEL,
         parse=int,
         least=1,
+        most=1024,
     )
     seed: int | None = _setting(
         None, "--seed", "makes requests without a seed of their own repeatable", group=MODEL, parse=int
@@ -167,9 +172,15 @@ class Config:
 
 
 def _check(setting: Field[Any], value: Any) -> None:
-    """Raise ConfigError for a value below the field's least, or that is none of its choices; NaN is below all."""
-    flag, choices, least = (setting.metadata.get(key) for key in ("flag", "choices", "least"))
+    """Raise ConfigError for a value outside the field's range, or none of its choices; NaN is in no range."""
+    flag, choices, least, most = (setting.metadata.get(key) for key in ("flag", "choices", "least", "most"))
     if choices is not None and value not in choices:
         raise ConfigError(f"{flag} is {value!r}; choose one of {', '.join(choices)}")
-    if least is not None and value is not None and not value >= least:
+    if least is None or value is None:
+        return
+    if not isinstance(value, int | float):
+        raise ConfigError(f"{flag} is {value!r}; it must be a number")
+    if not value >= least:
         raise ConfigError(f"{flag} is {value}; it must be at least {least}")
+    if most is not None and value > most:
+        raise ConfigError(f"{flag} is {value:,}; it must be at most {most:,}")

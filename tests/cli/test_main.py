@@ -91,6 +91,15 @@ def test_settings_that_contradict_end_with_2(capsys: pytest.CaptureFixture[str])
     assert "--max-num-batched-tokens 8" in capsys.readouterr().err
 
 
+def test_used_up_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def serve(config: Config) -> int:
+        raise MemoryError("std::bad_alloc")
+
+    fake_module(monkeypatch, "everystop.server.app", serve=serve)
+    assert cli.main(["serve"]) == 1
+    assert "lower --kv-cache-memory" in capsys.readouterr().err
+
+
 def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: Config) -> int:
         raise KeyboardInterrupt

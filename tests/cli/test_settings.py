@@ -89,6 +89,13 @@ def test_wrong_line_of_a_file_is_named(tmp_path: Path, line: str, words: list[st
     assert [word for word in words if word not in str(caught.value)] == []
 
 
+def test_option_that_a_file_sets_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "everystop.toml"
+    file.write_text("max-num-seqs = 5\nmax_num_seqs = 6\n")
+    with pytest.raises(ConfigError, match="max-num-seqs twice"):
+        config("--config", str(file))
+
+
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file"):
         config("--config", str(tmp_path / "none.toml"))

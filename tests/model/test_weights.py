@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +191,16 @@ def test_gguf_shape_that_contradicts_the_keys_names_the_tensor(tmp_path: Path) -
     model.config.intermediate_size = 80
     with pytest.raises(ModelFileDamaged, match=r"'blk\.0\.ffn_gate\.weight' has the shape \[96, 64\].*\[80, 64\]"):
         inspect_model(write_gguf(tmp_path / "m.gguf", model))
+
+
+@pytest.mark.parametrize("isa", ["nope", "neon" if os.uname().machine == "x86_64" else "avx2"])
+def test_instruction_set_that_cannot_be_had_is_a_config_error(isa: str) -> None:
+    code = (
+        "from everystop.core.errors import ConfigError\n"
+        "from everystop.model.weights import NativePacker\n"
+        "try:\n    NativePacker(1).layout('int8')\n"
+        "except ConfigError as error:\n    print(error)\n"
+    )
+    environment = {**os.environ, "EVERYSTOP_ISA": isa}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert f"EVERYSTOP_ISA={isa}" in result.stdout

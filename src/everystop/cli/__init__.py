@@ -26,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EverystopError as error:
         print(f"everystop: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except MemoryError:
+        print("everystop: the memory is used up; lower --kv-cache-memory or --max-num-batched-tokens", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 

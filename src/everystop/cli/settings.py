@@ -134,6 +134,8 @@ def read_file(path: Path) -> dict[str, Any]:
         field = fields.get(key.replace("-", "_"))
         if field is None:
             raise ConfigError(f"{path} sets {key!r}, which is no option; `everystop serve --help` lists them")
+        if field.name in values:
+            raise ConfigError(f"{path} sets {field.name.replace('_', '-')} twice; keep one of the lines")
         values[field.name] = convert(field, value, f"{key} in {path}")
     return values
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import everystop
-from everystop.core.errors import ModelError
+from everystop.core.errors import ConfigError, ModelError
 from everystop.model.checkpoint import Checkpoint, Uint8Array
 from everystop.model.home import Home, temporary_name
 from everystop.model.spec import DecoderSpec, Float32Array
@@ -53,8 +53,13 @@ class NativePacker:
         self._num_threads = num_threads
 
     def layout(self, dtype: str) -> str:
-        """Names the packed form; equal names mean interchangeable bytes."""
-        return str(self._native.linear_layout(dtype))
+        """Names the packed form; equal names mean interchangeable bytes. Raises ConfigError for an EVERYSTOP_ISA that
+        cannot be had.
+        """
+        try:
+            return str(self._native.linear_layout(dtype))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     def pack(self, dtype: str, weights: Float32Array) -> Uint8Array:
         """The packed form of weights [n, k]."""

@@ -1,0 +1,42 @@
+"""What is decided when the parts are put together."""
+
+from __future__ import annotations
+
+import pytest
+
+from everystop import assembly
+from everystop.config import Config
+from everystop.core.errors import ConfigError
+from everystop.model.spec import DecoderSpec
+
+BLOCK_BYTES = 1 << 20
+
+
+@pytest.fixture
+def spec(monkeypatch: pytest.MonkeyPatch) -> DecoderSpec:
+    monkeypatch.setattr(assembly, "allowed_memory_bytes", lambda: 1 << 30)
+    return DecoderSpec(
+        architecture="llama", num_layers=1, hidden_size=64, intermediate_size=64, num_heads=1, num_kv_heads=1,
+        head_dim=64, vocab_size=100, max_position=1024, rms_norm_eps=1e-5, rope_theta=1e4,
+    )  # fmt: skip
+
+
+def test_cache_takes_a_quarter_of_the_memory_or_what_it_can_use(spec: DecoderSpec) -> None:
+    assert assembly.plan_capacity(Config(), spec, BLOCK_BYTES).num_blocks == 256
+    assert assembly.plan_capacity(Config(max_num_seqs=2), spec, BLOCK_BYTES).num_blocks == 2 * 1024 // 32
+
+
+def test_cache_for_more_than_the_machine_allows_is_refused(spec: DecoderSpec) -> None:
+    config = Config(kv_cache_memory=(1 << 30) + 1)
+    with pytest.raises(ConfigError, match=r"--kv-cache-memory is 1,073,741,825 bytes.* 1,073,741,824"):
+        assembly.plan_capacity(config, spec, BLOCK_BYTES)
+    with pytest.raises(ConfigError, match="no block of 32 tokens"):
+        assembly.plan_capacity(Config(kv_cache_memory=BLOCK_BYTES - 1), spec, BLOCK_BYTES)
+    assert assembly.plan_capacity(Config(kv_cache_memory=1 << 30), spec, BLOCK_BYTES).num_blocks == 1024
+
+
+def test_longest_sequence_is_bounded_by_model_and_cache(spec: DecoderSpec) -> None:
+    with pytest.raises(ConfigError, match=r"--max-model-len is 1,025.* 1,024 tokens"):
+        assembly.plan_capacity(Config(max_model_len=1025), spec, BLOCK_BYTES)
+    capacity = assembly.plan_capacity(Config(kv_cache_memory=2 * BLOCK_BYTES), spec, BLOCK_BYTES)
+    assert (capacity.max_model_len, capacity.num_longest_requests) == (64, 1)
