@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.model.builders import tiny_model, write_folder
+from tests.model.vocabularies import sentencepiece_inner, write_tokenizer
 
 from everystop import LLM, SamplingParams
-from everystop.core.errors import EngineDead, EverystopError, RequestError
+from everystop.core.errors import ConfigError, EngineDead, EverystopError, RequestError
 
 pytestmark = pytest.mark.model
 SETTINGS: dict[str, Any] = {"kv_cache_memory": 64 << 20, "max_model_len": 512, "max_num_seqs": 8}
@@ -110,3 +114,25 @@ def test_closing_ends_a_call_in_another_thread_and_may_be_repeated() -> None:
 def test_two_models_side_by_side(llm: LLM) -> None:
     with LLM("smollm2", **SETTINGS, dtype="float32") as other:
         assert answer(other) == answer(llm) == " Paris."
+
+
+def test_silent_calls_get_what_the_authors_recommend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERYSTOP_HOME", str(tmp_path / "home"))
+    folder = write_tokenizer(write_folder(tmp_path / "m", tiny_model("llama", vocab_size=700)), sentencepiece_inner())
+    recommended = {"temperature": 0.5, "top_k": 1, "max_new_tokens": 60}
+    (folder / "generation_config.json").write_text(json.dumps(recommended))
+    settings: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 2}
+    with LLM(str(folder), **settings) as llm:
+        assert llm.default_params == SamplingParams(temperature=0.5, top_k=1, max_tokens=60)
+        short, long = llm.generate([[5] * 3, [5] * 20])
+        assert [len(output.outputs[0].token_ids) for output in (short, long)] == [60, 44]
+        [asked] = llm.generate([5, 6], SamplingParams(max_tokens=7))
+        assert len(asked.outputs[0].token_ids) == 7
+    with LLM(str(folder), **settings, generation_config="none") as llm:
+        assert llm.default_params == SamplingParams()
+
+
+@pytest.mark.parametrize(("name", "words"), [("port", "port concerns the server"), ("max_num_seq", "max_num_seqs")])
+def test_settings_that_could_not_be_honoured_are_refused(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM("smollm2", **{name: 9})

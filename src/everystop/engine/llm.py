@@ -5,14 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from everystop.assembly import build_engine, num_threads
-from everystop.config import Config
-from everystop.core.errors import EngineDead, EverystopError, RequestError
+from everystop.config import NETWORK, Config
+from everystop.core.errors import ConfigError, EngineDead, EverystopError, RequestError
 from everystop.core.plan import TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.engine.arguments import check_ids, check_params
@@ -20,6 +20,7 @@ from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.engine.stops import StopMatcher
 from everystop.model.chat_template import load_chat_template
 from everystop.model.checkpoint import inspect_model
+from everystop.model.generation_config import load_generation_defaults
 from everystop.model.home import Home
 from everystop.model.pull import resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
@@ -51,7 +52,8 @@ class RequestOutput:
 
 
 class LLM:
-    """A loaded model with its own engine. `settings` are the fields of `Config`, such as `dtype="float32"`.
+    """A loaded model with its own engine. `settings` are the fields of `Config` that are no server's, such as
+    `dtype="float32"`.
 
         llm = LLM("smollm2", max_num_seqs=16)
         [answer] = llm.generate("The capital of France is", SamplingParams(max_tokens=5))
@@ -61,12 +63,15 @@ class LLM:
     """
 
     def __init__(self, model: str = "smollm2", **settings: Any) -> None:
+        _refuse_foreign(settings)
         config = Config(model=model, **settings)
         home = Home.from_environment()
         checkpoint = inspect_model(resolve_model(config.model, home))
         self.tokenizer = load_tokenizer(checkpoint, home)
         template = None if config.chat_template is None else Path(config.chat_template)
         self.chat_template = load_chat_template(checkpoint, self.tokenizer, template)
+        defaults: dict[str, Any] = load_generation_defaults(checkpoint, config.generation_config).values()
+        self.default_params = SamplingParams(**defaults)
         self.num_valid_tokens = min(self.tokenizer.num_ids, checkpoint.spec.vocab_size)
         loaded = load_model(checkpoint, dtype=config.dtype, num_threads=num_threads(config), home=home)
         self.engine, self.capacity = build_engine(
@@ -87,12 +92,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete each prompt, text or token ids, and return the answers in the order of the prompts.
 
-        `params` is one `SamplingParams` for all, or one a prompt. A prompt that cannot be served raises RequestError,
-        and the others of the call are given up.
+        `params` is one `SamplingParams` for all, or one a prompt; None is `default_params`, what the model's authors
+        recommend. A prompt that cannot be served raises RequestError, and the others of the call are given up.
         """
         listed: Sequence[Any] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else prompts
-        encoded = [self._encode(prompt) for prompt in listed]
-        return self._run(encoded, _one_each(params, len(encoded)))
+        return self._run([self._encode(prompt) for prompt in listed], params)
 
     def _encode(self, prompt: Any) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -110,10 +114,12 @@ class LLM:
         single = bool(conversations) and isinstance(conversations[0], Mapping)
         listed: Sequence[Any] = [conversations] if single else conversations
         rendered = [self.chat_template.render(messages) for messages in listed]
-        encoded = [tuple(self.tokenizer.encode_rendered(prompt)) for prompt in rendered]
-        return self._run(encoded, _one_each(params, len(encoded)))
+        return self._run([tuple(self.tokenizer.encode_rendered(prompt)) for prompt in rendered], params)
 
-    def _run(self, prompts: list[tuple[int, ...]], params: list[SamplingParams]) -> list[RequestOutput]:
+    def _run(
+        self, prompts: list[tuple[int, ...]], given: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[RequestOutput]:
+        params = [self._default(prompt) for prompt in prompts] if given is None else _one_each(given, len(prompts))
         for sampling in params:
             check_params(sampling, self.num_valid_tokens)
         answers = [
@@ -126,6 +132,13 @@ class LLM:
             for choice in answer.outputs:
                 choice.text = self._text(choice, sampling.stop)
         return answers
+
+    def _default(self, prompt: tuple[int, ...]) -> SamplingParams:
+        """`default_params`, with the recommended length of an answer cut to what fits."""
+        length = self.default_params.max_tokens
+        if length is None:
+            return self.default_params
+        return replace(self.default_params, max_tokens=max(1, min(length, self.capacity.max_model_len - len(prompt))))
 
     def _compute(self, answers: list[RequestOutput], params: list[SamplingParams]) -> None:
         """Submit all and wait for all; whatever interrupts this, the engine forgets what is unfinished."""
@@ -185,9 +198,18 @@ def _is_ids(prompts: Any) -> bool:
     return hasattr(prompts, "__len__") and len(prompts) > 0 and hasattr(prompts[0], "__index__")
 
 
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
+def _refuse_foreign(settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError for settings that do not exist, or that only a server could honour."""
+    foreign = {setting.name for setting in fields(Config) if setting.metadata.get("group") == NETWORK}
+    known = {setting.name for setting in fields(Config)} - foreign - {"model"}
+    for name in settings:
+        if name in foreign:
+            raise ConfigError(f"{name} concerns the server alone, and LLM starts none; leave it out")
+        if name not in known:
+            raise ConfigError(f"there is no setting {name!r}; there are: {', '.join(sorted(known))}")
+
+
+def _one_each(params: SamplingParams | Sequence[SamplingParams], num: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams) or not isinstance(params, Sequence):
         return [params] * num
     if len(params) != num:
