@@ -104,6 +104,7 @@ def load_embedded(smollm2_path: Path, dtype: str) -> LoadedModel:
 
 
 @pytest.mark.model
+@pytest.mark.timeout(900)
 def test_the_embedded_model_equals_transformers(
     smollm2_path: Path, reference_model: transformers.PreTrainedModel
 ) -> None:
@@ -117,6 +118,7 @@ def test_the_embedded_model_equals_transformers(
 
 
 @pytest.mark.model
+@pytest.mark.timeout(900)
 def test_int8_perplexity_is_within_one_percent(smollm2_path: Path, record_property: Any) -> None:
     text = text_tokens(smollm2_path)
     assert len(text) >= 8000
