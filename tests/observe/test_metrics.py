@@ -7,7 +7,8 @@ import pytest
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
 from everystop.core.plan import Row, StepPlan
 from everystop.core.request import FinishReason
-from everystop.observe.metrics import Histogram, Metrics, render
+from everystop.observe.metrics import Histogram, Metrics
+from everystop.observe.prometheus import render
 from everystop.observe.stats import StatusLine
 
 MS = 1_000_000

@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms as a view of `core.events`, shown in Prometheus' text format.
+"""Counters, gauges and histograms as a view of `core.events`; knows nothing of who reads them.
 
 The engine's thread only hands event lists over; they are counted where and when somebody looks, so that no arithmetic
 here can slow or stop a step.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from everystop.core.events import (
     AdmitEvent,
@@ -24,52 +23,12 @@ from everystop.core.events import (
 from everystop.core.request import FinishReason
 
 LATENCY_BUCKETS_S = (
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.15,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    320,
-    640,
-)
+    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 320, 640,
+)  # fmt: skip
 ITL_BUCKETS_S = (
-    0.001,
-    0.002,
-    0.003,
-    0.005,
-    0.0075,
-    0.01,
-    0.015,
-    0.02,
-    0.025,
-    0.03,
-    0.04,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.5,
-    1,
-    2.5,
-    5,
-)
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1,
+    2.5, 5,
+)  # fmt: skip
 STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 STEP_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -198,13 +157,13 @@ class Metrics:
         self.num_evicted_blocks = max(self.num_evicted_blocks, event.num_evicted_blocks)
         self.step_time.add(event.execute_ns / 1e9)
         now_ns, num_tokens = event.now_ns, 0
-        for row, tokens in zip(event.plan.rows, event.tokens, strict=False):
-            num_tokens += row[2]
-            life = self._lives.get(row[0])
+        for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
+            num_tokens += row.num_tokens
+            life = self._lives.get(row.request_id)
             if life is None:
                 continue
-            if row[1] < life.num_prompt:
-                self.num_computed_prompt_tokens += min(row[2], life.num_prompt - row[1])
+            if row.start < life.num_prompt:
+                self.num_computed_prompt_tokens += min(row.num_tokens, life.num_prompt - row.start)
             if tokens:
                 self._count_tokens(life, now_ns, len(tokens))
         self.step_tokens.add(num_tokens)
@@ -241,72 +200,3 @@ class Metrics:
             self.num_prefix_hits += max(0, event.num_cached_tokens - life.num_cached)
         if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.e2e.add((event.now_ns - life.arrival_ns) / 1e9)
-
-
-def render(metrics: Metrics, model: str) -> bytes:
-    """Prometheus' text format, version 0.0.4."""
-    from prometheus_client import CollectorRegistry, generate_latest
-    from prometheus_client.registry import Collector
-
-    class View(Collector):
-        """One scrape."""
-
-        def collect(self) -> Iterator[Any]:
-            """All families."""
-            return _families(metrics, model)
-
-    registry = CollectorRegistry()
-    metrics.catch_up()
-    registry.register(View())
-    return generate_latest(registry)
-
-
-def _families(metrics: Metrics, model: str) -> Iterator[Any]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
-    labels, values = ["model_name"], [model]
-
-    def gauge(name: str, text: str, value: float) -> Any:
-        family = GaugeMetricFamily(f"everystop_{name}", text, labels=labels)
-        family.add_metric(values, value)
-        return family
-
-    def counter(name: str, text: str, value: float) -> Any:
-        family = CounterMetricFamily(f"everystop_{name}", text, labels=labels)
-        family.add_metric(values, value)
-        return family
-
-    def by_label(name: str, text: str, label: str, counts: Counter[str]) -> Any:
-        family = CounterMetricFamily(f"everystop_{name}", text, labels=[*labels, label])
-        for key, value in counts.items():
-            family.add_metric([*values, key], value)
-        return family
-
-    def histogram(name: str, text: str, data: Histogram) -> Any:
-        family = HistogramMetricFamily(f"everystop_{name}", text, labels=labels)
-        family.add_metric(values, buckets=data.cumulative(), sum_value=data.total)
-        return family
-
-    yield gauge("num_requests_running", "Requests that hold a slot", metrics.num_running)
-    yield gauge("num_requests_waiting", "Requests that have arrived and do not run", metrics.num_waiting)
-    yield gauge("kv_cache_usage_perc", "Share of the KV blocks held by requests, 0 to 1", metrics.kv_usage)
-    yield gauge("kv_cache_blocks", "Blocks of the KV cache", metrics.num_blocks)
-    yield counter("prompt_tokens", "Prompt tokens of requests taken", metrics.num_prompt_tokens)
-    yield counter(
-        "computed_prompt_tokens", "Prompt tokens computed, again after a preemption", metrics.num_computed_prompt_tokens
-    )
-    yield counter("generation_tokens", "Tokens generated", metrics.num_generation_tokens)
-    yield counter("num_preemptions", "Preemptions", metrics.num_preemptions)
-    yield counter("preempted_tokens", "Computed tokens lost by preemptions", metrics.num_preempted_tokens)
-    yield counter("prefix_cache_queries", "Tokens looked up in the prefix cache", metrics.num_prefix_queries)
-    yield counter("prefix_cache_hits", "Tokens taken from the prefix cache", metrics.num_prefix_hits)
-    yield counter("evicted_blocks", "Cached KV blocks given to others", metrics.num_evicted_blocks)
-    yield counter("steps", "Steps executed", metrics.num_steps)
-    yield by_label("request_success", "Requests that ended, by reason", "finished_reason", metrics.finished)
-    yield by_label("requests_refused", "Requests that could never fit, by error", "error", metrics.refused)
-    yield histogram("time_to_first_token_seconds", "Arrival in the engine to first token", metrics.ttft)
-    yield histogram("inter_token_latency_seconds", "Gap between two tokens of a request", metrics.itl)
-    yield histogram("e2e_request_latency_seconds", "Arrival in the engine to the end, without aborts", metrics.e2e)
-    yield histogram("request_queue_time_seconds", "Arrival in the engine to first admission", metrics.queue_time)
-    yield histogram("step_seconds", "Execution of one step", metrics.step_time)
-    yield histogram("iteration_tokens", "Tokens computed in one step", metrics.step_tokens)

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop import __version__
 from everystop.core.errors import EverystopError
-from everystop.observe.metrics import render
+from everystop.observe.prometheus import render
 from everystop.server import protocol
 from everystop.server.auth import KeyGuard
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
