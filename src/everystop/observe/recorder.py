@@ -57,7 +57,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._write_batches, name="everystop-recorder", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------- called by the scheduler
+    # Called by the scheduler.
 
     def started(self, settings: dict[str, dict[str, Any]]) -> None:
         """Write the header."""
@@ -96,7 +96,7 @@ class Recorder:
             self._batches.put(self._calls)
             self._calls = []
 
-    # --------------------------------------------------- on the writing thread
+    # On the writing thread.
 
     def _write_batches(self) -> None:
         try:
