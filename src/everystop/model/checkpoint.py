@@ -88,12 +88,13 @@ def match_parameters(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The file's tensor of each parameter, and warnings about tensors that belong to none.
 
-    `names` maps parameters to tensor names, `present` tensor names to shapes. Raises ModelFileDamaged for a parameter
-    that is missing or has another shape, UnsupportedModel for a bias that the decoder has no place for.
+    `names` maps parameters to tensor names, those of a layer with {i} for its number (`layers.{i}.q`); `present` maps
+    tensor names to shapes. Raises ModelFileDamaged for a parameter that is missing or has another shape,
+    UnsupportedModel for a bias that the decoder has no place for.
     """
     found: dict[str, str] = {}
     for parameter, shape in parameter_shapes(spec).items():
-        tensor = names[parameter]
+        tensor = _tensor_name(parameter, names)
         if tensor in present:
             if present[tensor] != shape:
                 raise ModelFileDamaged(
@@ -117,6 +118,13 @@ def match_parameters(
     return found, (
         f"{source}: {len(unknown)} tensors belong to no part of a {spec.architecture} model and are left aside: {some}",
     )
+
+
+def _tensor_name(parameter: str, names: Mapping[str, str]) -> str:
+    if parameter in names:
+        return names[parameter]
+    _, layer, name = parameter.split(".")
+    return names[f"layers.{{i}}.{name}"].replace("{i}", layer)
 
 
 def inspect_model(path: Path) -> Checkpoint:

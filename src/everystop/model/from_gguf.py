@@ -8,26 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from everystop.core.errors import ModelFileDamaged, UnsupportedModel
-from everystop.model.checkpoint import Dequantize, Shape, match_parameters, parameter_shapes
+from everystop.model.checkpoint import Dequantize, Shape, match_parameters
 from everystop.model.gguf import GgufFile
 from everystop.model.spec import ARCHITECTURES, DecoderSpec, Float32Array, RopeScaling, check_spec
 
-_TOP = {"embed_tokens": "token_embd.weight", "norm": "output_norm.weight", "lm_head": "output.weight"}
-_LAYER = {
-    "attn_norm": "attn_norm.weight",
-    "q": "attn_q.weight",
-    "k": "attn_k.weight",
-    "v": "attn_v.weight",
-    "q_bias": "attn_q.bias",
-    "k_bias": "attn_k.bias",
-    "v_bias": "attn_v.bias",
-    "q_norm": "attn_q_norm.weight",
-    "k_norm": "attn_k_norm.weight",
-    "o": "attn_output.weight",
-    "mlp_norm": "ffn_norm.weight",
-    "gate": "ffn_gate.weight",
-    "up": "ffn_up.weight",
-    "down": "ffn_down.weight",
+_NAMES = {
+    "embed_tokens": "token_embd.weight",
+    "norm": "output_norm.weight",
+    "lm_head": "output.weight",
+    "layers.{i}.attn_norm": "blk.{i}.attn_norm.weight",
+    "layers.{i}.q": "blk.{i}.attn_q.weight",
+    "layers.{i}.k": "blk.{i}.attn_k.weight",
+    "layers.{i}.v": "blk.{i}.attn_v.weight",
+    "layers.{i}.q_bias": "blk.{i}.attn_q.bias",
+    "layers.{i}.k_bias": "blk.{i}.attn_k.bias",
+    "layers.{i}.v_bias": "blk.{i}.attn_v.bias",
+    "layers.{i}.q_norm": "blk.{i}.attn_q_norm.weight",
+    "layers.{i}.k_norm": "blk.{i}.attn_k_norm.weight",
+    "layers.{i}.o": "blk.{i}.attn_output.weight",
+    "layers.{i}.mlp_norm": "blk.{i}.ffn_norm.weight",
+    "layers.{i}.gate": "blk.{i}.ffn_gate.weight",
+    "layers.{i}.up": "blk.{i}.ffn_up.weight",
+    "layers.{i}.down": "blk.{i}.ffn_down.weight",
 }
 _ROPE_FACTORS = "rope_freqs.weight"
 
@@ -44,8 +46,7 @@ class GgufCheckpoint:
         # Only the Llama converter reorders q and k; Qwen files keep the halves.
         self.interleaved_rotary = self.spec.architecture in ("llama", "mistral")
         shapes = {name: _logical_shape(tensor.shape) for name, tensor in self.gguf.tensors.items()}
-        names = {parameter: _tensor_name(parameter) for parameter in parameter_shapes(self.spec)}
-        self._names, self.warnings = match_parameters(self.spec, names, shapes, (_ROPE_FACTORS,), str(path))
+        self._names, self.warnings = match_parameters(self.spec, _NAMES, shapes, (_ROPE_FACTORS,), str(path))
 
     def __contains__(self, parameter: str) -> bool:
         return parameter in self._names
@@ -69,13 +70,6 @@ def _logical_shape(shape: Shape) -> Shape:
     while len(shape) > 1 and shape[0] == 1:
         shape = shape[1:]
     return shape
-
-
-def _tensor_name(parameter: str) -> str:
-    if parameter in _TOP:
-        return _TOP[parameter]
-    _, layer, name = parameter.split(".")
-    return f"blk.{layer}.{_LAYER[name]}"
 
 
 def _refuse_parts(gguf: GgufFile) -> None:

@@ -9,29 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from everystop.core.errors import ModelFileDamaged, ModelNotFound, UnsupportedModel
-from everystop.model.checkpoint import Dequantize, match_parameters, parameter_shapes
+from everystop.model.checkpoint import Dequantize, match_parameters
 from everystop.model.safetensors import SafetensorsFile
 from everystop.model.spec import ARCHITECTURES, DecoderSpec, Float32Array, RopeScaling, check_spec
 
 # Beyond any number of a configuration, and safe to convert.
 _LARGEST = 1e30
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_TOP = {"embed_tokens": "model.embed_tokens.weight", "norm": "model.norm.weight", "lm_head": "lm_head.weight"}
-_LAYER = {
-    "attn_norm": "input_layernorm.weight",
-    "q": "self_attn.q_proj.weight",
-    "k": "self_attn.k_proj.weight",
-    "v": "self_attn.v_proj.weight",
-    "q_bias": "self_attn.q_proj.bias",
-    "k_bias": "self_attn.k_proj.bias",
-    "v_bias": "self_attn.v_proj.bias",
-    "q_norm": "self_attn.q_norm.weight",
-    "k_norm": "self_attn.k_norm.weight",
-    "o": "self_attn.o_proj.weight",
-    "mlp_norm": "post_attention_layernorm.weight",
-    "gate": "mlp.gate_proj.weight",
-    "up": "mlp.up_proj.weight",
-    "down": "mlp.down_proj.weight",
+_NAMES = {
+    "embed_tokens": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "lm_head": "lm_head.weight",
+    "layers.{i}.attn_norm": "model.layers.{i}.input_layernorm.weight",
+    "layers.{i}.q": "model.layers.{i}.self_attn.q_proj.weight",
+    "layers.{i}.k": "model.layers.{i}.self_attn.k_proj.weight",
+    "layers.{i}.v": "model.layers.{i}.self_attn.v_proj.weight",
+    "layers.{i}.q_bias": "model.layers.{i}.self_attn.q_proj.bias",
+    "layers.{i}.k_bias": "model.layers.{i}.self_attn.k_proj.bias",
+    "layers.{i}.v_bias": "model.layers.{i}.self_attn.v_proj.bias",
+    "layers.{i}.q_norm": "model.layers.{i}.self_attn.q_norm.weight",
+    "layers.{i}.k_norm": "model.layers.{i}.self_attn.k_norm.weight",
+    "layers.{i}.o": "model.layers.{i}.self_attn.o_proj.weight",
+    "layers.{i}.mlp_norm": "model.layers.{i}.post_attention_layernorm.weight",
+    "layers.{i}.gate": "model.layers.{i}.mlp.gate_proj.weight",
+    "layers.{i}.up": "model.layers.{i}.mlp.up_proj.weight",
+    "layers.{i}.down": "model.layers.{i}.mlp.down_proj.weight",
 }
 
 
@@ -48,9 +50,8 @@ class SafetensorsCheckpoint:
         shards = tuple(dict.fromkeys(file.path for file in self._file_of.values()))
         self.files = (path / "config.json", *shards)
         shapes = {name: file.tensors[name].shape for name, file in self._file_of.items()}
-        names = {parameter: _tensor_name(parameter) for parameter in parameter_shapes(self.spec)}
         ignored = [name for name in shapes if name.endswith((".rotary_emb.inv_freq", ".attn.masked_bias"))]
-        self._names, self.warnings = match_parameters(self.spec, names, shapes, ignored, str(path))
+        self._names, self.warnings = match_parameters(self.spec, _NAMES, shapes, ignored, str(path))
         for name in self._names.values():
             self._file_of[name].require_float(name)
 
@@ -82,13 +83,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelFileDamaged(f"{path}: is no JSON object")
     return value
-
-
-def _tensor_name(parameter: str) -> str:
-    if parameter in _TOP:
-        return _TOP[parameter]
-    _, layer, name = parameter.split(".")
-    return f"model.layers.{layer}.{_LAYER[name]}"
 
 
 def _locate_tensors(folder: Path) -> dict[str, SafetensorsFile]:
