@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.server.parrot import ParrotRunner, ParrotServer
 
 from everystop.config import Config
 from everystop.core.errors import ConfigError
+from everystop.server import batch
 from everystop.server.batch import run_batch
+from everystop.server.batch_files import open_answers
+from everystop.server.state import ServedModel
 
 
 def write_requests(path: Path, bodies: list[dict[str, Any]], url: str = "/v1/completions") -> Path:
@@ -34,6 +40,8 @@ def read_answers(path: Path) -> dict[str, dict[str, Any]]:
         ('{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', "is not served"),
         ('{"custom_id": 7, "url": "/v1/completions", "body": {}}', "custom_id 7"),
         ('{"custom_id": "a", "url": "/v1/completions", "body": {}}\n' * 2, "line 2: custom_id 'a'"),
+        ('{"custom_id": "\\ud800", "url": "/v1/completions", "body": {}}', "line 1: custom_id"),
+        ("[" * 100_000, "line 1 is not JSON"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs_naming_the_line(tmp_path: Path, text: str, says: str) -> None:
@@ -44,13 +52,130 @@ def test_bad_input_is_refused_before_anything_runs_naming_the_line(tmp_path: Pat
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_file_that_is_no_batch_answer_is_not_written_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dear diary\n",
+        "dear diary",
+        '{"custom_id": "a"}\n',
+        '{"custom_id": "a", "url": "/v1/completions", "body": {}}\n',
+        '{"custom_id": "a", "response": {"status_code": 200}}\ndear diary',
+    ],
+)
+def test_a_file_that_is_no_batch_answer_is_not_touched(tmp_path: Path, text: str) -> None:
     source = write_requests(tmp_path / "in.jsonl", [{"prompt": "a"}])
     target = tmp_path / "notes.txt"
-    target.write_text("dear diary\n")
+    target.write_text(text)
     with pytest.raises(ConfigError, match="is not an answer of a batch"):
         run_batch(Config(), source, target)
-    assert target.read_text() == "dear diary\n"
+    assert target.read_text() == text
+
+
+def test_requests_are_not_taken_for_answers(tmp_path: Path) -> None:
+    source = write_requests(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    source.write_text(source.read_text().rstrip())
+    before = source.read_text()
+    (tmp_path / "link").symlink_to(source)
+    for target in (source, tmp_path / "link"):
+        with pytest.raises(ConfigError, match="holds the requests"):
+            run_batch(Config(), source, target)
+    assert source.read_text() == before
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    source = write_requests(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    os.mkfifo(tmp_path / "pipe")
+    for one, other in ((tmp_path / "pipe", tmp_path / "out"), (source, tmp_path / "pipe"), (source, tmp_path)):
+        with pytest.raises(ConfigError, match="is no file"):
+            run_batch(Config(), one, other)
+
+
+class ParrotOpening:
+    """Opens the parrot in the place of a model."""
+
+    max_sequences = 4096
+    runner: ParrotRunner
+
+    def __init__(self, config: Config, port: int) -> None:
+        pass
+
+    def load(self) -> ServedModel:
+        server = ParrotServer(max_sequences=self.max_sequences)
+        server._sock.close()
+        type(self).runner = server.runner
+        return server._load()
+
+
+@pytest.fixture
+def parrot_model(monkeypatch: pytest.MonkeyPatch) -> type[ParrotOpening]:
+    monkeypatch.setattr(batch, "Opening", ParrotOpening)
+    return ParrotOpening
+
+
+def test_a_torn_answer_is_given_again(tmp_path: Path, parrot_model: type[ParrotOpening]) -> None:
+    source, target = write_requests(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(3)]), tmp_path / "out"
+    assert run_batch(Config(), source, target) == 0
+    whole = target.read_bytes()
+    last = whole.rindex(b"\n", 0, -1) + 1
+    for size in (last + 1, last + 14, last + 30, len(whole) - 1):
+        target.write_bytes(whole[:size])
+        assert run_batch(Config(), source, target) == 0
+        assert len(read_answers(target)) == 3
+
+
+def test_a_file_of_windows_is_read(tmp_path: Path, parrot_model: type[ParrotOpening]) -> None:
+    source = write_requests(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes().replace(b"\n", b"\r\n"))
+    assert run_batch(Config(), source, tmp_path / "out") == 0
+    assert len(read_answers(tmp_path / "out")) == 1
+
+
+def test_more_choices_than_the_queue_holds_wait_for_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parrot_model: type[ParrotOpening]
+) -> None:
+    monkeypatch.setattr(parrot_model, "max_sequences", 40)
+    source = write_requests(tmp_path / "in.jsonl", [{"prompt": f"p{i}", "n": 30} for i in range(5)])
+    assert run_batch(Config(), source, tmp_path / "out") == 0
+    answers = read_answers(tmp_path / "out")
+    assert [answer["response"]["status_code"] for answer in answers.values()] == [200] * 5
+
+
+def test_two_runs_at_once_do_not_answer_twice(tmp_path: Path, parrot_model: type[ParrotOpening]) -> None:
+    source, target = write_requests(tmp_path / "in.jsonl", [{"prompt": "a"}]), tmp_path / "out"
+    with open_answers(target, source), pytest.raises(ConfigError, match="another run is writing"):
+        run_batch(Config(), source, target)
+    assert run_batch(Config(), source, target) == 0
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, parrot_model: type[ParrotOpening]) -> None:
+    source = write_requests(tmp_path / "in.jsonl", [{"prompt": "abc" * 30}] * 5)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(ConfigError, match="name a file that can be written"):
+            run_batch(Config(), source, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert run_batch(Config(), source, tmp_path / "out") == 0
+    assert len(read_answers(tmp_path / "out")) == 5
+
+
+def test_a_request_that_failed_is_tried_again_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parrot_model: type[ParrotOpening]
+) -> None:
+    source, target = write_requests(tmp_path / "in.jsonl", [{"prompt": "ab"}, {"prompt": "cd"}]), tmp_path / "out"
+    original = ParrotRunner.__init__
+
+    def spoiled(runner: ParrotRunner) -> None:
+        original(runner)
+        runner.spoil = lambda request_id, position: "logits_not_finite" if request_id == 0 else None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ParrotRunner, "__init__", spoiled)
+        assert run_batch(Config(), source, target) == 1
+    assert list(read_answers(target)) == ["r1"]
+    assert run_batch(Config(), source, target) == 0
+    assert sorted(read_answers(target)) == ["r0", "r1"]
 
 
 @pytest.mark.model
