@@ -27,6 +27,7 @@ STARTERS = {"everystop.assembly", "everystop.config", "everystop.model", LOGPROB
 ALLOWED = {
     "everystop": {"everystop.cli", "everystop.engine.llm", PARAMS},
     "everystop.config": {ERRORS, "everystop.core.policy:POLICIES"},
+    "everystop.machine": set(),
     "everystop.core": set(),
     "everystop.observe": {"everystop.core.events", "everystop.core.request:FinishReason", ERRORS},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
@@ -49,6 +50,7 @@ ALLOWED = {
         "everystop.core",
         "everystop.config",
         "everystop.engine",
+        "everystop.machine",
         "everystop.model",
         "everystop.observe.recorder",
         "everystop.runner",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,12 @@ from everystop.core.policy import make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.engine import Engine, TextDecoder
+from everystop.machine import allowed_memory_bytes, default_num_threads
 from everystop.model.spec import DecoderSpec
 from everystop.model.weights import LoadedModel
 from everystop.observe.recorder import Recorder
 
 NS_PER_MS = 1_000_000
-_UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,24 +39,6 @@ class Capacity:
     def num_longest_requests(self) -> int:
         """Requests of the longest length that fit at once."""
         return self.num_blocks // -(-self.max_model_len // self.block_size)
-
-
-def allowed_memory_bytes() -> int:
-    """Memory that this process may use: the machine's, or less where a cgroup (v1 or v2) limits it."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = (
-        _read_limit(Path("/sys/fs/cgroup/memory.max")),
-        _read_limit(Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")),
-    )
-    return min(physical, *limits)
-
-
-def _read_limit(path: Path) -> int:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return _UNLIMITED
-    return int(text) if text.isdigit() else _UNLIMITED
 
 
 def longest_sequence(config: Config, spec: DecoderSpec) -> int:
@@ -132,8 +113,6 @@ def open_recorder(config: Config) -> Recorder | None:
 
 def num_threads(config: Config) -> int:
     """Threads that compute: the flag, else the least of physical cores, affinity and cgroup quota."""
-    from everystop.runner.native import default_num_threads
-
     return config.threads or default_num_threads()
 
 

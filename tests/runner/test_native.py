@@ -24,7 +24,7 @@ from everystop.model.checkpoint import inspect_model
 from everystop.model.home import Home
 from everystop.model.tokenizer_files import load_tokenizer
 from everystop.model.weights import LoadedModel, load_model
-from everystop.runner.native import NOT_FINITE, NativeRunner, bytes_per_block, default_num_threads
+from everystop.runner.native import NOT_FINITE, NativeRunner, bytes_per_block
 
 GREEDY = SamplingParams(temperature=0.0)
 TEXT = Path(__file__).parent.parent / "data" / "founding_documents.txt"
@@ -340,44 +340,3 @@ def test_bytes_per_block_counts_keys_and_padded_values() -> None:
     assert (spec.num_layers, spec.num_kv_heads, spec.head_dim) == (2, 2, 20)
     assert bytes_per_block(spec, 32, "int8") == 2 * 2 * 32 * (20 + 32) * 2
     assert bytes_per_block(spec, 32, "float32") == 2 * bytes_per_block(spec, 32, "int8")
-
-
-# ------------------------------------------------------------------------------- threads
-
-
-def make_root(folder: Path, files: dict[str, str]) -> Path:
-    """A small /proc and /sys."""
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, 8),
-        ({f"sys/devices/system/cpu/cpu{i}/topology/{k}": v for i in range(8)
-          for k, v in (("core_id", f"{i // 2}\n"), ("physical_package_id", "0\n"))}, 4),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "350000 100000\n",
-          "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, 3),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
-        ({"proc/self/cgroup": "4:cpu,cpuacct:/x\n3:memory:/x\n", "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "200000\n",
-          "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n"}, 2),
-        ({"proc/self/cgroup": "4:cpu,cpuacct:/x\n", "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "-1\n",
-          "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n"}, 8),
-    ],
-    ids=["unknown", "hyper-threads", "no quota", "v2 above", "half a core", "v1", "v1 without quota"],
-)  # fmt: skip
-def test_default_num_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    assert default_num_threads(make_root(tmp_path, files)) == expected
-
-
-def test_affinity_bounds_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
-    assert default_num_threads(tmp_path) == 1

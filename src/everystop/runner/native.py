@@ -6,12 +6,10 @@ by request id.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -214,60 +212,3 @@ def sampling_settings(
         "logit_bias": list(params.logit_bias),
         "allowed_token_ids": None if params.allowed_token_ids is None else list(params.allowed_token_ids),
     }
-
-
-# ------------------------------------------------------------------ threads
-
-
-def default_num_threads(root: Path = Path("/")) -> int:
-    """Threads worth starting: the least of physical cores, this process's affinity and its cgroup's CPU quota.
-
-    `root` is where /proc and /sys are looked for.
-    """
-    allowed = os.sched_getaffinity(0)
-    limits = [len(allowed), _num_physical_cores(allowed, root)]
-    quota = _cgroup_quota(root)
-    if quota is not None:
-        limits.append(int(quota))
-    return max(1, min(limits))
-
-
-def _num_physical_cores(cpus: set[int], root: Path) -> int:
-    """Cores behind `cpus`: two hyper-threads of one core count once; unknown ones count as a core each."""
-    cores = set()
-    for cpu in cpus:
-        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-        package, core = _read(topology / "physical_package_id"), _read(topology / "core_id")
-        cores.add((package, core) if core else ("", f"cpu{cpu}"))
-    return len(cores)
-
-
-def _cgroup_quota(root: Path) -> float | None:
-    """CPUs that the cgroup of this process or one above it grants, None for no limit; versions 2 and 1."""
-    quotas = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        for folder in (*Path(path).parents, Path(path)):
-            name = str(folder).lstrip("/")
-            if not controllers:
-                quotas.append(_quota_v2(_read(root / "sys/fs/cgroup" / name / "cpu.max")))
-            elif "cpu" in controllers.split(","):
-                base = root / "sys/fs/cgroup/cpu" / name
-                quotas.append(_quota_v1(_read(base / "cpu.cfs_quota_us"), _read(base / "cpu.cfs_period_us")))
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _quota_v2(text: str) -> float | None:
-    quota, _, period = text.partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
-
-
-def _quota_v1(quota: str, period: str) -> float | None:
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
