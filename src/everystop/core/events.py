@@ -1,7 +1,7 @@
 """The one event schema: everything that is shown (metrics, records, pictures, explanations) is a view of these tuples.
 
 All times are integer nanoseconds of the engine's monotonic clock. Appending an event is one tuple append; formatting
-happens elsewhere. `SCHEMA_VERSION` changes when a field does.
+happens elsewhere.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from everystop.core.plan import StepPlan
 from everystop.core.request import FinishReason, Request
-
-SCHEMA_VERSION = 1
 
 
 class WaitReason(StrEnum):
