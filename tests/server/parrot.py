@@ -120,7 +120,7 @@ class ParrotServer:
             self.load_gate.set()
         self._sock = listen("127.0.0.1", 0)
         self.port: int = self._sock.getsockname()[1]
-        self.service = Service(self._sock, self._load, say=self.says.append, **options)
+        self.service = Service(self._sock, self._load, **{"say": self.says.append, **options})
         self.engine: Engine
         self.loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -193,6 +193,24 @@ def test_status_line_while_busy_only() -> None:
         assert len(server.says) == said
 
 
+def test_lines_that_cannot_be_written_stop_nothing() -> None:
+    lines: list[object] = []
+
+    def broken(line: object) -> None:
+        lines.append(line)
+        raise BrokenPipeError(32, "Broken pipe")
+
+    with parrot(stats_interval_s=0.2, say=broken, on_ready=broken) as server:
+        server.runner.step_s = 0.002
+        stream = Stream(server, ignore_eos=True, max_tokens=1000)
+        wait_until(lambda: len(lines) >= 3)  # the screen and two status lines
+        assert server.complete("ab")[1]["choices"][0]["text"] == "ab"
+        server.stop()
+        server.stop()
+        assert stream.events()[-1] == "[DONE]"
+        assert server.join() == 0
+
+
 def test_a_long_prompt_in_the_tokenizer_keeps_nobody_waiting() -> None:
     with parrot(num_blocks=2048, max_model_len=20_000) as server:
         gate = threading.Event()

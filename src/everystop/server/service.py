@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from everystop.core.errors import Draining, EngineDead
 from everystop.observe.stats import StatusLine
@@ -27,6 +27,7 @@ TICK_S = 0.25
 POLL_S = 0.02
 STUCK_FAIL_S = 60.0
 LAST_WORDS_S = 2.0
+T = TypeVar("T")
 
 
 class Service:
@@ -54,8 +55,8 @@ class Service:
         self._shutdown_timeout_s = shutdown_timeout_s
         self._stats_interval_s = stats_interval_s
         self._stuck_fail_s = stuck_fail_s
-        self._on_ready = on_ready
-        self._say = say
+        self._on_ready = _unless_closed(on_ready)
+        self._say = _unless_closed(say)
         self._signals = 0
         self._signalled: asyncio.Event
 
@@ -186,6 +187,16 @@ class Service:
             await asyncio.to_thread(self.state.model.engine.stop)
         self._http.should_exit = True
         await http
+
+
+def _unless_closed(tell: Callable[[T], None]) -> Callable[[T], None]:
+    """`tell`, whose closed pipe or full disk stops nothing."""
+
+    def tell_or_not(news: T) -> None:
+        with contextlib.suppress(OSError):
+            tell(news)
+
+    return tell_or_not
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], argument: object) -> None:
