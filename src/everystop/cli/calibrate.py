@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+MEASURED = "measured"
+
 
 def add_parser(commands: Any) -> None:
     """Describe the command."""
@@ -16,8 +18,22 @@ def add_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("record", metavar="RECORD", type=Path, help="what --record has written")
-    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="where the cost model goes, as JSON")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        default=MEASURED,
+        help="where the step times go, as JSON (default: kept in the cache, for simulate's --cost measured)",
+    )
     parser.set_defaults(run=run)
+
+
+def cost_path(name: str) -> Path:
+    """The file of a cost model: that one, or for "measured" the one kept in EVERYSTOP_HOME."""
+    if name != MEASURED:
+        return Path(name)
+    from everystop.model.home import Home
+
+    return Home.from_environment().root / "cost.json"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,6 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
     from everystop.sim.report import describe_fit
 
     fitted = fit(timed_steps(arguments.record), source=f"fitted to {arguments.record.name}")
-    fitted.model.write(arguments.out)
+    fitted.model.write(cost_path(arguments.out))
     print(describe_fit(fitted))
     return 0

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from everystop.cli import settings
+from everystop.cli import calibrate, settings
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 
@@ -38,7 +38,12 @@ def add_parser(commands: Any) -> None:
     )
     add_trace_options(parser.add_argument_group("trace"))
     add = parser.add_argument_group("machine").add_argument
-    add("--cost", metavar="FILE", default="measured", help="step times, from calibrate (default: measured on a CPU)")
+    add(
+        "--cost",
+        metavar="FILE",
+        default=calibrate.MEASURED,
+        help="step times that calibrate wrote; measured (the default) for those it keeps for this machine",
+    )
     add("--replicas", metavar="N", type=int, default=1, help="equal servers behind a router (default: 1)")
     add("--router", default="round-robin", help="round-robin (default), least-loaded or prefix-affinity")
     for title, names in SETTINGS.items():
@@ -85,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.trace,
         options,
         scheduler=scheduler_settings(config, arguments.num_blocks),
-        cost=arguments.cost,
+        cost=calibrate.cost_path(arguments.cost),
         num_replicas=arguments.replicas,
         router=arguments.router,
         check=arguments.check,

@@ -80,6 +80,7 @@ class CostModel:
     def write(self, path: Path) -> None:
         """Write the numbers as JSON; raises CostError if the file cannot be written."""
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"everystop_cost": COST_VERSION} | asdict(self), indent=2) + "\n", "utf-8")
         except OSError as error:
             raise CostError(f"{path} cannot be written: {error.strerror}") from error
@@ -89,6 +90,11 @@ class CostModel:
         """Read what `write` wrote; raises CostError for anything else."""
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CostError(
+                f"there are no step times {path}; record a run with `everystop serve --record FILE`, then run "
+                "`everystop calibrate FILE`"
+            ) from None
         except OSError as error:
             raise CostError(f"the cost model {path} cannot be read: {error.strerror}") from error
         except ValueError as error:
@@ -103,9 +109,6 @@ class CostModel:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise CostError(f"{path}: {name} is {value!r}; it must be a number of nanoseconds from 0")
         return cls(**table, source=str(source))
-
-
-MEASURED = CostModel(source="unset")
 
 
 class TimedStep(NamedTuple):

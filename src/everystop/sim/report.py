@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from everystop.core.scheduler import Limits
-from everystop.sim.cost import MEASURED, CostModel, Fit
+from everystop.sim.cost import CostModel, Fit
 from everystop.sim.replay import ReplayReport, Timeline
 from everystop.sim.simulator import Setup, Simulation
 from everystop.sim.tally import NS_PER_MS, Histogram
@@ -23,17 +23,16 @@ def run_trace(
     options: TraceOptions,
     *,
     scheduler: dict[str, Any],
-    cost: str,
+    cost: Path,
     num_replicas: int,
     router: str,
     check: bool = False,
 ) -> dict[str, Any]:
     """Simulate a trace; returns what was simulated and the results.
 
-    `scheduler` holds the server's settings of those names and `num_blocks`; `cost` is "measured" or a file. Raises
+    `scheduler` holds the server's settings of those names and `num_blocks`; `cost` is the file of a cost model. Raises
     TraceError, CostError and ConfigError.
     """
-    model = MEASURED if cost == "measured" else CostModel.read(Path(cost))
     num_slots = scheduler["num_blocks"] * scheduler["block_size"]
     limits = {name: scheduler[name] for name in LIMIT_NAMES}
     setup = Setup(
@@ -43,7 +42,7 @@ def run_trace(
         enable_prefix_caching=scheduler["enable_prefix_caching"],
         policy=scheduler["policy"],
         batch_wait_ns=scheduler["batch_wait_ms"] * NS_PER_MS,
-        cost=model,
+        cost=CostModel.read(cost),
         num_replicas=num_replicas,
         router=router,
         check=check,
