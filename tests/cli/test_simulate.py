@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,9 +122,21 @@ def test_calibrated_step_times_are_used_by_simulate(tmp_path: Path, capsys: pyte
     assert cli.main(["calibrate", "run.gz"]) == 0
     assert "step_ns" in capsys.readouterr().out
     assert cli.main(["simulate", "--trace", "trace.csv", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["setup"]["cost"]["source"] == "fitted to run.gz"
+    assert json.loads(capsys.readouterr().out)["setup"]["cost"]["source"].startswith("fitted to run.gz (")
     assert cli.main(["calibrate", "run.gz", "--out", "mine.json"]) == 0
     assert CostModel.read(tmp_path / "mine.json") == CostModel.read(tmp_path / "home" / "cost.json")
+
+
+def test_held_out_record_is_simulated_and_its_errors_go_with_every_prediction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_workload(tmp_path / "run.gz")
+    record_workload(tmp_path / "other.gz", num_requests=60)
+    assert cli.main(["calibrate", "run.gz", "--held-out", "other.gz"]) == 0
+    assert cli.main(["simulate", "--trace", "trace.csv"]) == 0
+    calibrated, simulated = capsys.readouterr().out.split("trace.csv: ")
+    for text in (calibrated, simulated):
+        assert re.search(r"other\.gz as simulated: TTFT p50 [+-][\d.]+%, p90 .*; ITL .*; E2E p50 [+-][\d.]+%", text)
 
 
 def test_calibrate_refuses_what_is_no_record(capsys: pytest.CaptureFixture[str]) -> None:

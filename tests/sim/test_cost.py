@@ -41,11 +41,10 @@ def test_plan_without_rows_takes_no_time() -> None:
 
 
 def test_fit_finds_the_coefficients_that_made_the_times() -> None:
-    fitted = fit(make_steps(200), source="there")
+    fitted = fit(make_steps(200))
     for name in ("step_ns", "token_ns", "decode_context_ns", "prefill_pair_ns", "row_ns"):
         assert getattr(fitted.model, name) == pytest.approx(getattr(MODEL, name), rel=0.01), name
     assert fitted.model.host_ns == pytest.approx(1_000, rel=0.05)
-    assert fitted.model.source == "there"
     assert (fitted.num_steps, fitted.num_held_out) == (160, 40)
     assert fitted.p90_error < 1e-4
 

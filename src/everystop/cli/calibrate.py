@@ -24,6 +24,9 @@ def add_parser(commands: Any) -> None:
         default=MEASURED,
         help="where the step times go, as JSON (default: kept in the cache, for simulate's --cost measured)",
     )
+    parser.add_argument(
+        "--held-out", metavar="RECORD", type=Path, help="another record: say how far its simulation is off"
+    )
     parser.set_defaults(run=run)
 
 
@@ -38,11 +41,9 @@ def cost_path(name: str) -> Path:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, write, and print how far the model is off on steps that it has not seen."""
-    from everystop.sim.cost import fit
-    from everystop.sim.replay import timed_steps
-    from everystop.sim.report import describe_fit
+    from everystop.sim.report import calibrate, describe_model
 
-    fitted = fit(timed_steps(arguments.record), source=f"fitted to {arguments.record.name}")
-    fitted.model.write(cost_path(arguments.out))
-    print(describe_fit(fitted))
+    model = calibrate(arguments.record, arguments.held_out)
+    model.write(cost_path(arguments.out))
+    print(describe_model(model))
     return 0

@@ -134,7 +134,7 @@ class Fit:
     total_error: float
 
 
-def fit(steps: Sequence[TimedStep], source: str = "") -> Fit:
+def fit(steps: Sequence[TimedStep]) -> Fit:
     """Fit a model by least squares, no coefficient below zero, to the first four fifths of the steps.
 
     Raises CostError if there are fewer than 20 steps.
@@ -142,7 +142,7 @@ def fit(steps: Sequence[TimedStep], source: str = "") -> Fit:
     if len(steps) < MIN_FIT_STEPS:
         raise CostError(f"{len(steps)} steps are too few to fit a cost model to; record at least {MIN_FIT_STEPS}")
     num_fitted = len(steps) - int(len(steps) * HELD_OUT_SHARE)
-    model = fit_line(steps[:num_fitted], source)
+    model = fit_line(steps[:num_fitted])
     held_out = steps[num_fitted:]
     pairs = [(model.execute_ns(step.features), step.execute_ns) for step in held_out]
     errors = sorted(abs(predicted - real) / max(real, 1) for predicted, real in pairs)
@@ -157,7 +157,7 @@ def fit(steps: Sequence[TimedStep], source: str = "") -> Fit:
     )
 
 
-def fit_line(steps: Sequence[TimedStep], source: str = "") -> CostModel:
+def fit_line(steps: Sequence[TimedStep]) -> CostModel:
     """The least-squares model of these steps; of none, one that takes no time."""
     coefficients = _least_squares([(1, *step.features) for step in steps], [step.execute_ns for step in steps])
     step_ns, token_ns, decode_context_ns, prefill_pair_ns, row_ns = coefficients
@@ -169,7 +169,6 @@ def fit_line(steps: Sequence[TimedStep], source: str = "") -> CostModel:
         prefill_pair_ns=prefill_pair_ns,
         row_ns=row_ns,
         host_ns=host[len(host) // 2] if host else 0.0,
-        source=source,
     )
 
 

@@ -25,7 +25,7 @@ from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import FILLER_TOKEN, SimulatedRunner
 from everystop.sim.clock import Clock
-from everystop.sim.cost import StepFeatures, TimedStep, fit_line
+from everystop.sim.cost import CostModel, StepFeatures, TimedStep, fit_line
 
 RECORD_VERSION = 1
 STOP_TOKEN = FILLER_TOKEN + 1
@@ -37,13 +37,17 @@ class RecordError(EverystopError):
 
 @dataclass(slots=True)
 class Timeline:
-    """When requests arrived, brought their first token and ended, in nanoseconds, by request id."""
+    """When requests arrived, brought their first token and ended, by request id, and the gaps between tokens; in
+    nanoseconds.
+    """
 
     arrival_ns: dict[int, int] = field(default_factory=dict)
     first_token_ns: dict[int, int] = field(default_factory=dict)
     finish_ns: dict[int, int] = field(default_factory=dict)
     num_tokens: Counter[int] = field(default_factory=Counter)
+    itl_ns: list[int] = field(default_factory=list)
     num_steps: int = 0
+    _last_token_ns: dict[int, int] = field(default_factory=dict)
 
     def note(self, events: list[Event]) -> None:
         """Take in the events of a call."""
@@ -56,7 +60,12 @@ class Timeline:
                 self.num_steps += bool(event.plan.rows)
                 for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
                     if tokens:
-                        self.first_token_ns.setdefault(row.request_id, event.now_ns)
+                        last_ns = self._last_token_ns.get(row.request_id)
+                        if last_ns is None:
+                            self.first_token_ns[row.request_id] = event.now_ns
+                        else:
+                            self.itl_ns.append(event.now_ns - last_ns)
+                        self._last_token_ns[row.request_id] = event.now_ns
                         self.num_tokens[row.request_id] += len(tokens)
 
     def ttft_ns(self) -> list[int]:
@@ -96,7 +105,7 @@ def replay(path: Path, *, policy: str | None = None) -> ReplayReport:
     redrive.run()
     replayed = redrive.timeline
     if policy is not None and policy != record.policy:
-        replayed = _simulate(record, policy, redrive)
+        replayed = _simulate(record, policy, redrive, fit_line(redrive.steps))
     return ReplayReport(
         policy or record.policy,
         redrive.num_plans,
@@ -108,15 +117,37 @@ def replay(path: Path, *, policy: str | None = None) -> ReplayReport:
     )
 
 
+def predict(path: Path, cost: CostModel) -> ReplayReport:
+    """A recorded run beside what the simulator makes of its arrivals under these step times and the same policy.
+
+    Raises RecordError, also if the recorded plans are not what this version plans.
+    """
+    record = Record.read(path)
+    redrive = _repeat(record, path)
+    return ReplayReport(
+        record.policy,
+        redrive.num_plans,
+        redrive.num_requests,
+        None,
+        record.is_truncated,
+        redrive.timeline,
+        _simulate(record, record.policy, redrive, cost),
+    )
+
+
 def timed_steps(path: Path) -> list[TimedStep]:
     """What each step of a record computed, and how long it took. Raises RecordError, also if its plans differ."""
-    redrive = _Redrive(Record.read(path))
+    return _repeat(Record.read(path), path).steps
+
+
+def _repeat(record: Record, path: Path) -> _Redrive:
+    redrive = _Redrive(record)
     redrive.run()
     if redrive.first_difference is not None:
         raise RecordError(
             f"the plan of step {redrive.first_difference} in {path} is not what this version plans; record the run anew"
         )
-    return redrive.steps
+    return redrive
 
 
 @dataclass(slots=True)
@@ -262,11 +293,11 @@ def _tokens(row: int | list[int] | str) -> tuple[int, ...] | str:
     return tuple(STOP_TOKEN if i in stops else FILLER_TOKEN for i in range(num))
 
 
-def _simulate(record: Record, policy: str, redrive: _Redrive) -> Timeline:
-    """The recorded arrivals and departures under another policy, in virtual time."""
+def _simulate(record: Record, policy: str, redrive: _Redrive, cost: CostModel) -> Timeline:
+    """The recorded arrivals and departures under a policy, in virtual time."""
     timeline, clock = Timeline(), Clock()
     scheduler = record.make_scheduler(policy)
-    runner = SimulatedRunner(fit_line(redrive.steps).plan_ns, clock.advance)
+    runner = SimulatedRunner(cost.plan_ns, clock.advance)
     loop = StepLoop(scheduler, runner, lambda: clock.now_ns)
     left = {call[2] for call in record.calls if call[0] == "abort"}
     calls = deque(call for call in record.calls if call[0] in ("add", "abort"))

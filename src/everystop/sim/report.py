@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from everystop.core.scheduler import Limits
-from everystop.sim.cost import CostModel, Fit
-from everystop.sim.replay import ReplayReport, Timeline
+from everystop.sim.cost import CostModel, Fit, fit
+from everystop.sim.replay import ReplayReport, Timeline, predict, timed_steps
 from everystop.sim.simulator import Setup, Simulation
 from everystop.sim.tally import NS_PER_MS, Histogram
 from everystop.sim.traces import TraceOptions, read_trace
@@ -104,18 +104,42 @@ def _tenant_lines(tenants: dict[str, Any]) -> list[str]:
     return lines
 
 
-def describe_fit(fitted: Fit) -> str:
-    """The numbers of a fitted cost model, and how far it is off."""
-    model = fitted.model
-    lines = [f"{name:20}{value:16,.1f}" for name, value in asdict(model).items() if name != "source"]
-    return "\n".join(
-        [
-            *lines,
-            f"fitted to {fitted.num_steps:,} steps; on the {fitted.num_held_out:,} after them a step is off by "
-            f"{fitted.median_error:.1%} (median), {fitted.p90_error:.1%} (p90), and all together by "
-            f"{fitted.total_error:+.1%}",
-        ]
+def calibrate(path: Path, held_out: Path | None) -> CostModel:
+    """Step times fitted to a record; the model's `source` says how far it is off, so every prediction will.
+
+    With a second record, that is also the error of its durations as simulated from its arrivals. Raises RecordError and
+    CostError.
+    """
+    fitted = fit(timed_steps(path))
+    errors = describe_errors(fitted)
+    if held_out is not None:
+        errors += f"; {held_out.name} as simulated: {describe_prediction(predict(held_out, fitted.model))}"
+    return replace(fitted.model, source=f"fitted to {path.name} ({errors})")
+
+
+def describe_errors(fitted: Fit) -> str:
+    """How far a fitted model is off on the steps that it has not seen."""
+    return (
+        f"{fitted.num_steps:,} steps; of the {fitted.num_held_out:,} after them each is off by "
+        f"{fitted.median_error:.1%} median, {fitted.p90_error:.1%} p90, all together by {fitted.total_error:+.1%}"
     )
+
+
+def describe_prediction(report: ReplayReport) -> str:
+    """The errors of simulated durations against the recorded ones."""
+    figures = replay_figures(report)
+    parts = []
+    for name in ("ttft_ms", "itl_ms", "e2e_ms"):
+        recorded, simulated = figures["recorded"][name], figures["replayed"][name]
+        errors = [f"{p} {simulated[p] / recorded[p] - 1:+.1%}" for p in ("p50", "p90") if recorded[p]]
+        parts.append(f"{name.removesuffix('_ms').upper()} {', '.join(errors)}")
+    return "; ".join(parts)
+
+
+def describe_model(model: CostModel) -> str:
+    """The numbers of a cost model, and where they come from."""
+    lines = [f"{name:20}{value:16,.1f}" for name, value in asdict(model).items() if name != "source"]
+    return "\n".join([*lines, model.source])
 
 
 def replay_figures(report: ReplayReport) -> dict[str, Any]:
@@ -133,7 +157,11 @@ def replay_figures(report: ReplayReport) -> dict[str, Any]:
 
 def _timeline_figures(timeline: Timeline) -> dict[str, Any]:
     figures: dict[str, Any] = {"num_steps": timeline.num_steps, "num_output_tokens": timeline.num_tokens.total()}
-    for name, durations in (("ttft_ms", timeline.ttft_ns()), ("e2e_ms", timeline.e2e_ns())):
+    for name, durations in (
+        ("ttft_ms", timeline.ttft_ns()),
+        ("itl_ms", timeline.itl_ns),
+        ("e2e_ms", timeline.e2e_ns()),
+    ):
         histogram = Histogram()
         for ns in durations:
             histogram.add(ns)
