@@ -71,6 +71,7 @@ ALLOWED = {
     },
     "everystop.sim": {"everystop.core", "everystop.engine.loop", "everystop.runner.simulated", PROTOCOL},
     "everystop.cli": {
+        "everystop.core.policy:POLICIES",
         "everystop.server",
         "everystop.engine",
         "everystop.model",

@@ -1,1 +1,1 @@
-"""Virtual time: replay of recorded runs."""
+"""Virtual time: traces through the server's own scheduler, and replay of recorded runs."""

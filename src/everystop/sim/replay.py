@@ -16,18 +16,24 @@ from everystop.core.events import ArrivalEvent, Event, FinishEvent, StepEvent
 from everystop.core.plan import StepPlan, StepResult
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import FILLER_TOKEN, SimulatedRunner
+from everystop.sim.clock import Clock
+from everystop.sim.cost import CostModel, StepFeatures, TimedStep, fit_line
 from everystop.sim.record import STOP_TOKEN, Record
 
 
 @dataclass(slots=True)
 class Timeline:
-    """When requests arrived, brought their first token and ended, in nanoseconds, by request id."""
+    """When requests arrived, brought their first token and ended, by request id, and the gaps between tokens; in
+    nanoseconds.
+    """
 
     arrival_ns: dict[int, int] = field(default_factory=dict)
     first_token_ns: dict[int, int] = field(default_factory=dict)
     finish_ns: dict[int, int] = field(default_factory=dict)
     num_tokens: Counter[int] = field(default_factory=Counter)
+    itl_ns: list[int] = field(default_factory=list)
     num_steps: int = 0
+    _last_token_ns: dict[int, int] = field(default_factory=dict)
 
     def note(self, events: list[Event]) -> None:
         """Take in the events of a call."""
@@ -40,7 +46,12 @@ class Timeline:
                 self.num_steps += bool(event.plan.rows)
                 for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
                     if tokens:
-                        self.first_token_ns.setdefault(row.request_id, event.now_ns)
+                        last_ns = self._last_token_ns.get(row.request_id)
+                        if last_ns is None:
+                            self.first_token_ns[row.request_id] = event.now_ns
+                        else:
+                            self.itl_ns.append(event.now_ns - last_ns)
+                        self._last_token_ns[row.request_id] = event.now_ns
                         self.num_tokens[row.request_id] += len(tokens)
 
     def ttft_ns(self) -> list[int]:
@@ -73,14 +84,14 @@ def replay(path: Path, *, policy: str | None = None) -> ReplayReport:
     """Replay a record under its own policy, comparing every plan, and then under another one if `policy` names it.
 
     Another policy runs in virtual time: each request brings as many tokens as recorded, unless its client left, and a
-    step takes what a line fitted to the recorded steps (time over tokens) says. Raises RecordError.
+    step takes what a cost model fitted to the recorded steps says. Raises RecordError.
     """
     record = Record.read(path)
     redrive = _Redrive(record)
     redrive.run()
     replayed = redrive.timeline
     if policy is not None and policy != record.policy:
-        replayed = _simulate(record, policy, redrive)
+        replayed = _simulate(record, policy, redrive, fit_line(redrive.steps))
     return ReplayReport(
         policy or record.policy,
         redrive.num_plans,
@@ -92,17 +103,51 @@ def replay(path: Path, *, policy: str | None = None) -> ReplayReport:
     )
 
 
+def predict(path: Path, cost: CostModel) -> ReplayReport:
+    """A recorded run beside what the simulator makes of its arrivals under these step times and the same policy.
+
+    Raises RecordError, also if the recorded plans are not what this version plans.
+    """
+    record = Record.read(path)
+    redrive = _repeat(record, path)
+    return ReplayReport(
+        record.policy,
+        redrive.num_plans,
+        redrive.num_requests,
+        None,
+        record.is_truncated,
+        redrive.timeline,
+        _simulate(record, record.policy, redrive, cost),
+    )
+
+
+def timed_steps(path: Path) -> list[TimedStep]:
+    """What each step of a record computed, and how long it took. Raises RecordError, also if its plans differ."""
+    return _repeat(Record.read(path), path).steps
+
+
+def _repeat(record: Record, path: Path) -> _Redrive:
+    redrive = _Redrive(record)
+    redrive.run()
+    if redrive.first_difference is not None:
+        raise RecordError(
+            f"the plan of step {redrive.first_difference} in {path} is not what this version plans; record the run anew"
+        )
+    return redrive
+
+
 class _Redrive:
     """Repeats the recorded calls one by one; `first_difference` is the first step whose plan differs."""
 
     def __init__(self, record: Record) -> None:
         self.timeline = Timeline()
-        self.step_times: list[tuple[int, int]] = []
+        self.steps: list[TimedStep] = []
         self.num_plans = self.num_requests = 0
         self.first_difference: int | None = None
         self._record = record
         self._scheduler = record.make_scheduler(record.policy)
         self._on_its_way: deque[tuple[StepPlan, int]] = deque()
+        self._last_update: tuple[int, int] = (-2, 0)  # step id and time
 
     def run(self) -> None:
         """Repeat every call, up to the first difference: what comes after it means nothing."""
@@ -140,7 +185,11 @@ class _Redrive:
         result = StepResult([_tokens(row) for row in rows], stopped=dict.fromkeys(stopped, ""), execute_ns=execute_ns)
         self.timeline.note(self._scheduler.update(plan, result, now_ns))
         if plan.rows:
-            self.step_times.append((plan.num_tokens, execute_ns or now_ns - scheduled_ns))
+            last_step_id, last_ns = self._last_update
+            is_next = plan.step_id == last_step_id + 1 and 0 < execute_ns <= now_ns - last_ns
+            host_ns = now_ns - last_ns - execute_ns if is_next else None
+            self.steps.append(TimedStep(StepFeatures.of(plan), execute_ns or now_ns - scheduled_ns, host_ns))
+            self._last_update = (plan.step_id, now_ns)
 
 
 def _tokens(row: int | list[int] | str) -> tuple[int, ...] | str:
@@ -150,23 +199,11 @@ def _tokens(row: int | list[int] | str) -> tuple[int, ...] | str:
     return tuple(STOP_TOKEN if i in stops else FILLER_TOKEN for i in range(num))
 
 
-def _fit(step_times: list[tuple[int, int]]) -> tuple[float, float]:
-    """Least squares of time over tokens: (nanoseconds a step, nanoseconds a token), neither negative."""
-    if not step_times:
-        return 0.0, 0.0
-    n = len(step_times)
-    mean_x, mean_y = sum(x for x, _ in step_times) / n, sum(y for _, y in step_times) / n
-    spread = sum((x - mean_x) ** 2 for x, _ in step_times)
-    slope = max(0.0, sum((x - mean_x) * (y - mean_y) for x, y in step_times) / spread) if spread else 0.0
-    return max(0.0, mean_y - slope * mean_x), slope
-
-
-def _simulate(record: Record, policy: str, redrive: _Redrive) -> Timeline:
-    """The recorded arrivals and departures under another policy, in virtual time."""
-    step_ns, token_ns = _fit(redrive.step_times)
-    timeline, clock = Timeline(), _Clock()
+def _simulate(record: Record, policy: str, redrive: _Redrive, cost: CostModel) -> Timeline:
+    """The recorded arrivals and departures under a policy, in virtual time."""
+    timeline, clock = Timeline(), Clock()
     scheduler = record.make_scheduler(policy)
-    runner = SimulatedRunner(lambda plan: round(step_ns + token_ns * plan.num_tokens), clock.advance)
+    runner = SimulatedRunner(cost.plan_ns, clock.advance)
     loop = StepLoop(scheduler, runner, lambda: clock.now_ns)
     left = {call[2] for call in record.calls if call[0] == "abort"}
     calls = deque(call for call in record.calls if call[0] in ("add", "abort"))
@@ -184,16 +221,5 @@ def _simulate(record: Record, policy: str, redrive: _Redrive) -> Timeline:
             wakes = [when for when in (turn.wake_at_ns, calls[0][1] if calls else None) if when is not None]
             if not wakes:
                 break
-            clock.now_ns = max(clock.now_ns, min(wakes))
+            clock.advance_to(min(wakes))
     return timeline
-
-
-@dataclass(slots=True)
-class _Clock:
-    """Virtual time."""
-
-    now_ns: int = 0
-
-    def advance(self, ns: int) -> None:
-        """Let time pass."""
-        self.now_ns += ns

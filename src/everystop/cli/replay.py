@@ -1,0 +1,36 @@
+"""`everystop replay RECORD`: a recorded run again, under its own policy or another."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from everystop.core.policy import POLICIES
+
+
+def add_parser(commands: Any) -> None:
+    """Describe the command."""
+    parser = commands.add_parser(
+        "replay",
+        help="repeat a recorded run",
+        description="Repeat a run recorded with `everystop serve --record`: check that every plan is the recorded one, "
+        "and show what another policy would have made of it. Ends with 1 if a plan differs.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("record", metavar="RECORD", type=Path, help="what --record has written")
+    parser.add_argument("--policy", choices=POLICIES, help="simulate this policy (default: the recorded one)")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replay, and print what was found."""
+    from everystop.sim.replay import replay
+    from everystop.sim.report import describe_replay, replay_figures
+
+    report = replay(arguments.record, policy=arguments.policy)
+    figures = replay_figures(report)
+    print(json.dumps(figures) if arguments.json else describe_replay(figures))
+    return 0 if report.first_difference is None else 1

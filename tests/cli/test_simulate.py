@@ -1,0 +1,174 @@
+"""`simulate`, `calibrate` and `replay` on small traces and records made here."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sim.test_replay import record_workload
+
+from everystop import cli
+from everystop.sim.cost import CostModel
+
+TRACE = "req_time_s,client,prompt_tokens,output_tokens\n" + "".join(
+    f"{i / 50},{'ann' if i % 3 else 'bob'},{40 + i},{5 + i % 7}\n" for i in range(60)
+)
+Command = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variable in ("EVERYSTOP_CONFIG", "EVERYSTOP_POLICY", "EVERYSTOP_MAX_NUM_SEQS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("EVERYSTOP_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace.csv").write_text(TRACE)
+    CostModel(step_ns=5e6, token_ns=1e5, source="a test").write(tmp_path / "cost.json")
+
+
+@pytest.fixture
+def simulate(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command on the trace; returns its JSON."""
+
+    def run(*words: str) -> Any:
+        assert cli.main(["simulate", "--trace", "trace.csv", "--cost", "cost.json", "--json", *words]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_results_say_what_was_simulated(simulate: Command) -> None:
+    results = simulate("--scale-lengths", "0.5", "--dilate-time", "3", "--limit", "50", "--max-num-seqs", "4")
+    assert results["trace"] == {
+        "file": "trace.csv", "format": None, "scale_lengths": 0.5, "dilate_time": 3.0, "limit": 50
+    }  # fmt: skip
+    assert results["setup"]["limits"]["max_num_seqs"] == 4
+    assert results["setup"]["cost"]["source"] == "a test"
+    assert results["num_finished"] == 50
+    assert set(results["tenants"]) == {"ann", "bob"}
+    assert results["duration_s"] > 49 / 50 * 3
+
+
+def test_settings_of_the_scheduler_change_the_outcome(simulate: Command) -> None:
+    plain = simulate()
+    for words in (
+        ["--policy", "static"],
+        ["--max-num-seqs", "2"],
+        ["--max-num-batched-tokens", "64"],
+        ["--num-blocks", "6"],
+        ["--replicas", "2", "--router", "least-loaded"],
+    ):
+        results = simulate(*words)
+        assert results["num_finished"] == 60
+        assert results["e2e_ms"] != plain["e2e_ms"], words
+    assert simulate("--check")["e2e_ms"] == plain["e2e_ms"] == simulate("--format", "tenant")["e2e_ms"]
+
+
+def test_environment_sets_what_it_sets_for_serve(simulate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERYSTOP_POLICY", "static")
+    assert simulate()["setup"]["policy"] == "static"
+
+
+def test_cache_holds_as_many_tokens_whatever_the_block_size(simulate: Command) -> None:
+    assert simulate()["setup"]["num_blocks"] * 32 == simulate("--block-size", "16")["setup"]["num_blocks"] * 16
+
+
+def test_longest_sequence_is_what_the_cache_holds_unless_set(simulate: Command) -> None:
+    lengths = [40 + i + 5 + i % 7 for i in range(60)]
+    assert simulate("--num-blocks", "3")["num_refused"] == sum(length > 3 * 32 for length in lengths) > 0
+    assert simulate("--max-model-len", "64")["num_refused"] == sum(length > 64 for length in lengths)
+
+
+def test_text_shows_durations_and_tenants(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", "--trace", "trace.csv", "--cost", "cost.json", "--scale-lengths", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "60 requests, lengths × 2, time × 1" in text
+    assert "step times: a test" in text
+    for word in ("TTFT", "ITL", "TPOT", "E2E", "ann", "bob", "replica 0: 60 requests"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["--router", "best"], 2, "--router is 'best'; choose one of round-robin, least-loaded, prefix-affinity"),
+        (["--format", "xml"], 2, "--format is 'xml'; choose one of azure, mooncake, sharegpt, tenant, own"),
+        (["--replicas", "0"], 2, "--replicas is 0"),
+        (["--scale-lengths", "0"], 2, "--scale-lengths is 0"),
+        (["--block-size", "20"], 2, "--block-size is 20"),
+        (["--cost", "other.json"], 1, "no step times other.json"),
+        (["--cost", "measured"], 1, "home/cost.json; record a run with `everystop serve --record FILE`"),
+        (["--trace", "absent.csv"], 1, "absent.csv cannot be read"),
+        (["--format", "azure"], 1, "trace.csv:2: no TIMESTAMP"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_sentence(
+    words: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["simulate", "--trace", "trace.csv", "--cost", "cost.json", *words]) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("everystop: ")
+    assert message in captured.err
+
+
+def test_calibrated_step_times_are_used_by_simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_workload(tmp_path / "run.gz")
+    assert cli.main(["calibrate", "run.gz"]) == 0
+    assert "step_ns" in capsys.readouterr().out
+    assert cli.main(["simulate", "--trace", "trace.csv", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["setup"]["cost"]["source"].startswith("fitted to run.gz (")
+    assert cli.main(["calibrate", "run.gz", "--out", "mine.json"]) == 0
+    assert CostModel.read(tmp_path / "mine.json") == CostModel.read(tmp_path / "home" / "cost.json")
+
+
+def test_held_out_record_is_simulated_and_its_errors_go_with_every_prediction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_workload(tmp_path / "run.gz")
+    record_workload(tmp_path / "other.gz", num_requests=60)
+    assert cli.main(["calibrate", "run.gz", "--held-out", "other.gz"]) == 0
+    assert cli.main(["simulate", "--trace", "trace.csv"]) == 0
+    calibrated, simulated = capsys.readouterr().out.split("trace.csv: ")
+    for text in (calibrated, simulated):
+        assert re.search(r"other\.gz as simulated: TTFT p50 [+-][\d.]+%, p90 .*; ITL .*; E2E p50 [+-][\d.]+%", text)
+
+
+def test_calibrate_refuses_what_is_no_record(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["calibrate", "absent.gz", "--out", "mine.json"]) == 1
+    assert "the record absent.gz cannot be read" in capsys.readouterr().err
+
+
+def test_replay_shows_that_the_plans_are_the_recorded_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_workload(tmp_path / "run.gz")
+    assert cli.main(["replay", "run.gz"]) == 0
+    text = capsys.readouterr().out
+    assert "all as recorded" in text
+    assert "simulated" not in text
+    assert cli.main(["replay", "run.gz", "--policy", "static"]) == 0
+    assert "simulated under static" in capsys.readouterr().out
+
+
+def test_replay_of_another_policy_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_workload(tmp_path / "run.gz")
+    assert cli.main(["replay", "run.gz", "--policy", "static", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["policy"], figures["first_difference"]) == ("static", None)
+    assert figures["replayed"]["num_steps"] > figures["recorded"]["num_steps"]
+
+
+def test_replay_of_an_altered_record_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_workload(tmp_path / "run.gz")
+    lines = gzip.decompress((tmp_path / "run.gz").read_bytes()).decode().splitlines()
+    at = [i for i, line in enumerate(lines) if line.startswith('["schedule"')][3]
+    lines[at] = json.dumps([*json.loads(lines[at])[:-1], "0" * 16])
+    (tmp_path / "altered.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    assert cli.main(["replay", "altered.gz"]) == 1
+    assert "step 3 is the first that differs" in capsys.readouterr().out
+    assert cli.main(["calibrate", "altered.gz"]) == 1
+    assert "the plan of step 3" in capsys.readouterr().err

@@ -1,0 +1,290 @@
+"""A trace in virtual time: figures that can be worked out by hand, always the same, in memory that does not grow."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tracemalloc
+from collections.abc import Iterable, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from everystop.core.errors import ConfigError
+from everystop.core.events import ArrivalEvent, FinishEvent, StepEvent
+from everystop.core.kv_cache import KVCache
+from everystop.core.policy import make_policy
+from everystop.core.request import Request, SamplingParams
+from everystop.core.scheduler import Limits, Scheduler
+from everystop.engine.loop import StepLoop
+from everystop.runner.simulated import SimulatedRunner
+from everystop.sim.clock import Clock
+from everystop.sim.cost import CostModel
+from everystop.sim.routing import AFFINITY_SLACK, ROUTERS, make_router
+from everystop.sim.simulator import Setup, Simulation
+from everystop.sim.tally import Histogram
+from everystop.sim.traces import TraceRequest
+
+MS = 10**6
+POLICIES = ("continuous", "static", "static-padded")
+STEADY = CostModel(step_ns=MS)
+LINE = CostModel(step_ns=MS, token_ns=20_000, decode_context_ns=50, prefill_pair_ns=10, row_ns=5_000, host_ns=1_000)
+
+
+def make_setup(**changes: Any) -> Setup:
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 4096}
+    limits |= {name: changes.pop(name) for name in tuple(changes) if name in limits}
+    defaults: dict[str, Any] = {"num_blocks": 200, "block_size": 16, "cost": STEADY, "check": True}
+    return Setup(limits=Limits(**limits), **(defaults | changes))
+
+
+def traced(at_ms: float, num_prompt: int, num_output: int, **more: Any) -> TraceRequest:
+    return TraceRequest(
+        arrival_ns=round(at_ms * MS), num_prompt_tokens=num_prompt, num_output_tokens=num_output, **more
+    )
+
+
+def random_trace(num: int, *, seed: int = 1, gap_ms: float = 3.0, num_ids: int = 0) -> Iterator[TraceRequest]:
+    dice, at_ms = Random(seed), 0.0
+    for _ in range(num):
+        at_ms += dice.uniform(0, 2 * gap_ms)
+        ids = (dice.randrange(num_ids), 1_000 + dice.randrange(9)) if num_ids else ()
+        tenant = dice.choice(("ann", "bob"))
+        yield traced(
+            at_ms, dice.randint(1, 128), dice.randint(1, 30), tenant=tenant, prefix_ids=ids, prefix_id_tokens=64
+        )
+
+
+def run(trace: Iterable[TraceRequest], **changes: Any) -> dict[str, Any]:
+    return Simulation(make_setup(**changes)).run(trace)
+
+
+def test_one_request_alone_takes_a_step_a_token() -> None:
+    results = run([traced(0, 10, 4)])
+    for name, ms in (("ttft_ms", 1.0), ("itl_ms", 1.0), ("tpot_ms", 1.0), ("e2e_ms", 4.0)):
+        assert results[name]["max"] == results[name]["mean"] == ms, name
+    assert (results["num_steps"], results["num_computed_tokens"], results["num_output_tokens"]) == (4, 13, 4)
+    assert results["duration_s"] == 0.004
+    assert results["replicas"] == [{"num_requests": 1, "busy_share": 1.0}]
+
+
+def test_request_that_arrives_within_a_step_waits_for_its_end() -> None:
+    """The step under way ends at 1 ms; the one that arrives at 0.25 ms gets its token at 2 ms."""
+    results = run([traced(0, 4, 1), traced(0.25, 4, 1)])
+    assert results["ttft_ms"]["max"] == 1.75
+    assert results["e2e_ms"]["mean"] == (1 + 1.75) / 2
+
+
+def test_idle_time_is_jumped_over() -> None:
+    results = run([traced(0, 4, 1), traced(1e9, 4, 1)])
+    assert results["num_steps"] == 2
+    assert results["ttft_ms"]["max"] == 1.0
+    assert results["duration_s"] == pytest.approx(1e6 + 0.001)
+
+
+def test_static_batch_waits_to_fill_and_is_closed_to_others() -> None:
+    """Two slots: the pair at 0 and 3 ms fills a batch and runs to 6 ms; the third waits 5 ms more for company."""
+    trace = [traced(0, 4, 3), traced(3, 4, 1), traced(3.5, 4, 1)]
+    results = run(trace, policy="static", batch_wait_ns=5 * MS, max_num_seqs=2)
+    assert results["num_finished"] == 3
+    assert results["duration_s"] == pytest.approx(0.0095)
+    assert run(trace)["duration_s"] == pytest.approx(0.005)
+
+
+def test_request_that_never_fits_is_counted_and_nobody_waits_for_it() -> None:
+    results = run([traced(0, 5000, 4), traced(0, 10, 2)])
+    assert (results["num_refused"], results["num_requests"], results["num_finished"]) == (1, 1, 1)
+
+
+def reference_run(trace: list[TraceRequest], setup: Setup) -> dict[str, list[int]]:
+    """The durations of one replica, by the plainest loop: every arrival that is due, then a turn."""
+    clock = Clock()
+    kv = KVCache(
+        num_blocks=setup.num_blocks,
+        block_size=setup.block_size,
+        enable_prefix_caching=setup.enable_prefix_caching,
+    )
+    scheduler = Scheduler(setup.limits, kv, make_policy(setup.policy, batch_wait_ns=setup.batch_wait_ns))
+    loop = StepLoop(scheduler, SimulatedRunner(setup.cost.plan_ns, clock.advance), lambda: clock.now_ns)
+    arrived, tokens, ended = {}, {i: [] for i in range(len(trace))}, {}
+    waiting = list(enumerate(trace))
+    while waiting or scheduler.has_work:
+        while waiting and waiting[0][1].arrival_ns <= clock.now_ns:
+            i, one = waiting.pop(0)
+            params = SamplingParams(max_tokens=one.num_output_tokens)
+            keys = one.block_keys(setup.block_size)
+            request = Request(i, [i] * one.num_prompt_tokens, params, cache_salt=str(i), block_keys=keys)
+            scheduler.add(request, one.arrival_ns)
+        turn = loop.turn()
+        for event in turn.events:
+            if isinstance(event, ArrivalEvent):
+                arrived[event.request_id] = event.now_ns
+            elif isinstance(event, FinishEvent):
+                ended[event.request_id] = event.now_ns
+            elif isinstance(event, StepEvent):
+                for row, out in zip(event.plan.rows, event.tokens, strict=True):
+                    tokens[row.request_id] += [event.now_ns] * len(out)
+        if turn.is_idle:
+            wakes = [turn.wake_at_ns, waiting[0][1].arrival_ns if waiting else None]
+            clock.advance_to(min((at for at in wakes if at is not None), default=0))
+    return {
+        "ttft_ms": [times[0] - arrived[i] for i, times in tokens.items()],
+        "itl_ms": [b - a for times in tokens.values() for a, b in itertools.pairwise(times)],
+        "tpot_ms": [(times[-1] - times[0]) // (len(times) - 1) for times in tokens.values() if len(times) > 1],
+        "e2e_ms": [ended[i] - arrived[i] for i in tokens],
+    }
+
+
+@pytest.mark.parametrize("num_blocks", [200, 14])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_figures_are_those_of_the_plainest_loop(policy: str, num_blocks: int) -> None:
+    """Also where blocks are short and requests are preempted."""
+    setup = make_setup(policy=policy, num_blocks=num_blocks, batch_wait_ns=4 * MS, cost=LINE)
+    trace = list(random_trace(150, num_ids=4))
+    results = Simulation(setup).run(trace)
+    expected = reference_run(trace, setup)
+    assert results["num_finished"] == 150
+    assert (results["num_preemptions"] > 0) == (num_blocks == 14)
+    for name, durations in expected.items():
+        histogram = Histogram()
+        for ns in durations:
+            histogram.add(ns)
+        assert results[name] == histogram.in_ms(), name
+
+
+def test_tenants_add_up_to_everyone() -> None:
+    results = run(random_trace(80))
+    tenants = results["tenants"]
+    assert sorted(tenants) == ["ann", "bob"]
+    for name in ("num_requests", "num_finished", "num_prompt_tokens", "num_output_tokens"):
+        assert sum(tenant[name] for tenant in tenants.values()) == results[name]
+    assert max(tenant["e2e_ms"]["max"] for tenant in tenants.values()) == results["e2e_ms"]["max"]
+
+
+def test_prefix_ids_hit_the_cache_and_other_prompts_do_not() -> None:
+    """The second prompt shares 64 of its 100 tokens, 4 blocks of 16; a third is as long, but shares none."""
+    trace = [traced(10 * i, 100, 2, prefix_ids=ids, prefix_id_tokens=64) for i, ids in enumerate([(7, 8), (7, 9), ()])]
+    results = run(trace)
+    assert results["prefix_hit_rate"] == pytest.approx(64 / 300, abs=1e-6)
+    assert run(trace, enable_prefix_caching=False)["prefix_hit_rate"] == 0
+
+
+def test_what_a_preemption_lost_is_counted_as_recomputed() -> None:
+    """Two of 8 blocks each in a pool of 12, no prefix cache: the second gives up its place and prefills again."""
+    trace = [traced(0, 60, 60), traced(0, 60, 60)]
+    results = run(trace, num_blocks=12, enable_prefix_caching=False, max_num_batched_tokens=256)
+    assert results["num_preemptions"] == 1
+    assert results["num_recomputed_tokens"] > 60
+    assert results["num_computed_tokens"] == 2 * 119 + results["num_recomputed_tokens"]
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_same_run_gives_the_same_bytes(router: str) -> None:
+    once, again = (
+        json.dumps(run(random_trace(200, gap_ms=0.5, num_ids=5), num_replicas=3, router=router, cost=LINE))
+        for _ in range(2)
+    )
+    assert once == again
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_replicas_lose_nobody(policy: str, router: str) -> None:
+    changes: dict[str, Any] = {"policy": policy, "batch_wait_ns": 4 * MS, "num_replicas": 4, "router": router}
+    results = run(random_trace(300, gap_ms=0.3, num_ids=5), **changes)
+    assert results["num_finished"] == sum(replica["num_requests"] for replica in results["replicas"]) == 300
+    assert all(0 < replica["busy_share"] <= 1 for replica in results["replicas"])
+
+
+def test_each_replica_of_a_round_robin_runs_as_if_alone() -> None:
+    trace = list(random_trace(120))
+    together = run(trace, num_replicas=2, cost=LINE)
+    apart = [run(trace[i::2], cost=LINE) for i in range(2)]
+    assert together["num_steps"] == sum(results["num_steps"] for results in apart)
+    assert together["e2e_ms"]["max"] == max(results["e2e_ms"]["max"] for results in apart)
+    assert together["duration_s"] == max(results["duration_s"] for results in apart)
+
+
+class Place:
+    """A replica as a router sees it."""
+
+    def __init__(self, num: int, keys: tuple[bytes, ...] = ()) -> None:
+        self._num = num
+        self._keys = keys
+
+    def num_present(self, now_ns: int) -> int:
+        return self._num
+
+    def num_matched(self, keys: Any) -> int:
+        return len(list(itertools.takewhile(self._keys.__contains__, keys)))
+
+
+def test_round_robin_takes_each_in_turn() -> None:
+    router = make_router("round-robin")
+    assert [router([Place(9), Place(0), Place(5)], [], 0) for _ in range(5)] == [0, 1, 2, 0, 1]
+
+
+def test_least_loaded_takes_the_first_of_the_emptiest() -> None:
+    assert make_router("least-loaded")([Place(3), Place(1), Place(1)], [], 0) == 1
+
+
+def test_prefix_affinity_gives_way_to_load() -> None:
+    router = make_router("prefix-affinity")
+    keys = [b"a", b"b"]
+    near, far = Place(AFFINITY_SLACK, (b"a",)), Place(AFFINITY_SLACK + 1, (b"a", b"b"))
+    assert router([Place(0), near, Place(0)], keys, 0) == 1
+    assert router([Place(0), far, Place(0)], keys, 0) == 0
+    assert router([far, Place(2), Place(1)], keys, 0) == 0, "the least loaded has one request by now"
+    assert router([Place(2), Place(1), Place(1)], [], 0) == 1
+
+
+def test_router_sees_requests_that_have_not_ended_by_then() -> None:
+    """The step of 1 ms that ends the first request is under way at 0.5 ms, and over at 1.5 ms."""
+    for at_ms, expected in ((0.5, [1, 1]), (1.5, [2, 0])):
+        results = run([traced(0, 4, 1), traced(at_ms, 4, 1)], num_replicas=2, router="least-loaded")
+        assert [replica["num_requests"] for replica in results["replicas"]] == expected
+
+
+def test_prefix_affinity_finds_more_than_round_robin() -> None:
+    rates = {
+        router: run(random_trace(300, num_ids=6), num_replicas=4, num_blocks=40, router=router)["prefix_hit_rate"]
+        for router in ("round-robin", "prefix-affinity")
+    }
+    assert rates["prefix-affinity"] > 1.2 * rates["round-robin"] > 0
+
+
+def test_unknown_router_and_no_replica_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--router is 'random'"):
+        run([], router="random")
+    with pytest.raises(ConfigError, match="--replicas is 0"):
+        run([], num_replicas=0)
+
+
+def test_empty_trace_has_zeros() -> None:
+    results = run([])
+    assert results["num_requests"] == results["duration_s"] == results["ttft_ms"]["p99"] == 0
+
+
+def test_memory_does_not_grow_with_the_trace() -> None:
+    def peak(num: int) -> int:
+        tracemalloc.start()
+        run((traced(2 * i, 40, 3) for i in range(num)), num_blocks=20, check=False)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    peak(100)
+    assert peak(2_000) < 1.2 * peak(200)
+
+
+def test_histogram_is_within_its_bound() -> None:
+    dice = Random(5)
+    values = sorted(int(10 ** dice.uniform(0, 12)) for _ in range(2_000))
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    for share, found in zip((1, 50, 99, 100), histogram.percentiles_ns((1, 50, 99, 100)), strict=True):
+        assert found == pytest.approx(values[len(values) * share // 100 - 1], rel=0.002)
+    assert histogram.max_ns == values[-1]
+    assert histogram.total_ns == sum(values)
