@@ -11,7 +11,7 @@ from typing import Any
 
 from everystop.core.errors import ConfigError
 
-POLICIES = ("continuous", "static", "static-padded")
+POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair")
 DTYPES = ("int8", "float32")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -75,6 +75,14 @@ class Config:
     batch_wait_ms: int = _setting(
         50, "--batch-wait-ms", "static policies: longest wait for a batch to fill, in milliseconds"
     )
+    ageing: float = _setting(
+        10.0,
+        "--ageing",
+        "policies priority and shortest: seconds of waiting that count as much as one level, or as 1,000 prompt tokens",
+    )
+    tenants: str | None = _setting(
+        None, "--tenants", "policy fair: a TOML file with the tenants' keys, weights and limits"
+    )
     threads: int | None = _setting(
         None, "--threads", "threads that compute (default: least of physical cores, affinity, cgroup quota)", parse=int
     )
@@ -120,6 +128,10 @@ class Config:
             raise ConfigError(f"--port is {self.port}; it must be 0 to 65535")
         if self.batch_wait_ms < 0 or self.shutdown_timeout < 0 or self.stats_interval < 0:
             raise ConfigError("--batch-wait-ms, --shutdown-timeout and --stats-interval must not be negative")
+        if not 0 < self.ageing < 1e9:
+            raise ConfigError(f"--ageing is {self.ageing:g}; it must be above 0, and less than a billion seconds")
+        if self.tenants is not None and self.policy != "fair":
+            raise ConfigError(f"--tenants needs --policy fair; the policy {self.policy} does not tell tenants apart")
         for name, allowed in (("dtype", DTYPES), ("policy", POLICIES), ("generation_config", ("auto", "none"))):
             if getattr(self, name) not in allowed:
                 raise ConfigError(

@@ -35,7 +35,7 @@ class Episode:
     def __init__(self, seed: str, policy: str, depth: int, abort_rate: float) -> None:
         self.rng = rng = random.Random(seed)
         self.block_size = rng.choice([1, 2, 3, 4, 8])
-        self.num_blocks = rng.randint(32, 96) // self.block_size + 2
+        self.num_blocks = rng.randint(28, 80) // self.block_size + 2
         self.max_num_seqs = rng.choice([1, 2, 4, 8, 12, 12, 16])
         self.context = rng.choice([24, 64, 1000])
         cap = rng.choice([None, None, None, 1, 5, 16])
@@ -46,6 +46,7 @@ class Episode:
                 block_size=self.block_size,
                 prefix_caching=rng.random() < 0.75,
                 batch_wait_ns=rng.choice([0, 3_500_000]),
+                ageing_ns=rng.choice([1, 10_000_000, 10**12]),
                 max_num_seqs=self.max_num_seqs,
                 max_num_batched_tokens=rng.choice([1, 4, 9, 17, 24, 40, 64, 64]),
                 max_num_prefill_tokens=cap,
@@ -117,6 +118,7 @@ class Episode:
             "ignore_eos": rng.random() < 0.7,
             "eos_token_ids": eos(),
             "priority": rng.randrange(3),
+            "tenant": rng.choice("aabc"),
             "cache_salt": rng.choice(["", "", "", "a"]),
             "logit_bias": rng.choice([(), (), ((3, 1.0),)]),
         }
@@ -148,9 +150,10 @@ def fuzz(num_steps: int, *, seed: int = 0) -> Counter[str]:
     for episode in count():
         if coverage["steps"] >= num_steps:
             return coverage
-        policy, depth = POLICIES[episode % 4], episode // 4 % 2
+        cycle, index = divmod(episode, len(POLICIES))
+        policy, depth = POLICIES[index], cycle % 2
         name = f"{seed}:{episode}:{policy}:{depth}"
-        run = Episode(name, policy, depth, abort_rate=ABORT_RATES[episode // 2 % len(ABORT_RATES)])
+        run = Episode(name, policy, depth, abort_rate=ABORT_RATES[(index + cycle) % len(ABORT_RATES)])
         try:
             run.run(STEPS_PER_EPISODE)
         except Exception as error:

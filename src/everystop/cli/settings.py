@@ -28,6 +28,8 @@ GROUPS = {
     "scheduler": (
         "policy",
         "batch_wait_ms",
+        "ageing",
+        "tenants",
         "max_num_seqs",
         "max_num_batched_tokens",
         "max_num_prefill_tokens",

@@ -19,7 +19,7 @@ from everystop.core.errors import EverystopError, RequestError
 from everystop.core.events import ArrivalEvent, Event, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import make_policy
+from everystop.core.policy import AGEING_NS, Share, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.loop import StepLoop
@@ -111,7 +111,7 @@ class Record:
     """A record in memory: the header's settings, the calls in order, and each request's block keys."""
 
     policy: str
-    batch_wait_ns: int
+    policy_settings: dict[str, Any]
     limits: Limits
     kv: dict[str, Any]
     calls: list[list[Any]]
@@ -127,7 +127,11 @@ class Record:
             raise RecordError(f"{path} is not a record of version {RECORD_VERSION}; write one with --record")
         record = cls(
             header["policy"],
-            header["batch_wait_ns"],
+            {
+                "batch_wait_ns": header["batch_wait_ns"],
+                "ageing_ns": header.get("ageing_ns") or AGEING_NS,
+                "shares": {str(number): Share(*share) for number, share in enumerate(header.get("shares", ()))},
+            },
             Limits(**header["limits"]),
             header["kv"],
             [],
@@ -144,7 +148,7 @@ class Record:
 
     def make_scheduler(self, policy: str) -> Scheduler:
         """A scheduler as the recorded one was at its start, with this policy."""
-        return Scheduler(self.limits, KVCache(**self.kv), make_policy(policy, batch_wait_ns=self.batch_wait_ns))
+        return Scheduler(self.limits, KVCache(**self.kv), make_policy(policy, **self.policy_settings))
 
     def make_request(self, call: list[Any], max_tokens: int | None) -> Request:
         """The request of an `add`, with filler for a prompt and the recorded keys."""

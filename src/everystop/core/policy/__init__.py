@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
-from everystop.core.policy.base import Policy, View, Wait
+from collections.abc import Mapping
+
+from everystop.core.policy.base import AGEING_NS, Policy, View, Wait
 from everystop.core.policy.continuous import Continuous
+from everystop.core.policy.fair import Fair, Share
+from everystop.core.policy.priority import Priority
+from everystop.core.policy.shortest import Shortest
 from everystop.core.policy.static import Static, StaticPadded
 
-__all__ = ["Continuous", "Policy", "Static", "StaticPadded", "View", "Wait", "make_policy"]
+__all__ = [
+    "AGEING_NS",
+    "Continuous",
+    "Fair",
+    "Policy",
+    "Priority",
+    "Share",
+    "Shortest",
+    "Static",
+    "StaticPadded",
+    "View",
+    "Wait",
+    "make_policy",
+]
 
 
-def make_policy(name: str, *, batch_wait_ns: int = 0) -> Policy:
-    """The policy of that name; `batch_wait_ns` concerns the static ones only."""
+def make_policy(
+    name: str,
+    *,
+    batch_wait_ns: int = 0,
+    ageing_ns: int = AGEING_NS,
+    shares: Mapping[str, Share] | None = None,
+) -> Policy:
+    """The policy of that name; `batch_wait_ns` concerns the static ones only, `ageing_ns` priority and shortest, and
+    `shares` (by tenant) fair.
+    """
     if name == "continuous":
         return Continuous()
     if name == "static":
         return Static(batch_wait_ns)
     if name == "static-padded":
         return StaticPadded(batch_wait_ns)
+    if name == "priority":
+        return Priority(ageing_ns)
+    if name == "shortest":
+        return Shortest(ageing_ns)
+    if name == "fair":
+        return Fair(shares)
     raise ValueError(f"unknown policy {name!r}")
