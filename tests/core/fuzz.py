@@ -27,6 +27,7 @@ ABORT_WEIGHTS = {
 }
 ABORT_RATES = (0.0, 0.1, 0.5)  # a step; requests in a rare state are aborted whenever it is not 0
 STEPS_PER_EPISODE = 160
+ROTATION = (*POLICIES, "priority")  # which preempts most
 
 
 class Episode:
@@ -46,7 +47,7 @@ class Episode:
                 block_size=self.block_size,
                 prefix_caching=rng.random() < 0.75,
                 batch_wait_ns=rng.choice([0, 3_500_000]),
-                ageing_ns=rng.choice([1, 10_000_000, 10**12]),
+                ageing_ns=rng.choice([5_000_000, 50_000_000, 10**12]),
                 max_num_seqs=self.max_num_seqs,
                 max_num_batched_tokens=rng.choice([1, 4, 9, 17, 24, 40, 64, 64]),
                 max_num_prefill_tokens=cap,
@@ -117,7 +118,7 @@ class Episode:
             "stop_token_ids": rng.choice([(), (), (), (5, 40)]),
             "ignore_eos": rng.random() < 0.7,
             "eos_token_ids": eos(),
-            "priority": rng.randrange(3),
+            "priority": rng.randrange(6),
             "tenant": rng.choice("aabc"),
             "cache_salt": rng.choice(["", "", "", "a"]),
             "logit_bias": rng.choice([(), (), ((3, 1.0),)]),
@@ -150,8 +151,8 @@ def fuzz(num_steps: int, *, seed: int = 0) -> Counter[str]:
     for episode in count():
         if coverage["steps"] >= num_steps:
             return coverage
-        cycle, index = divmod(episode, len(POLICIES))
-        policy, depth = POLICIES[index], cycle % 2
+        cycle, index = divmod(episode, len(ROTATION))
+        policy, depth = ROTATION[index], cycle % 2
         name = f"{seed}:{episode}:{policy}:{depth}"
         run = Episode(name, policy, depth, abort_rate=ABORT_RATES[(index + cycle) % len(ABORT_RATES)])
         try:
