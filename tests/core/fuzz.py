@@ -18,14 +18,14 @@ from everystop.core.request import RequestState
 # States in which requests are aborted, with weights that make up for how rare they are.
 ABORT_WEIGHTS = {
     "waiting": 1.5,
-    "forking": 40,
+    "forking": 60,
     "running-prefill": 16,
     "running-decode": 30,
     "preempted": 400,
     "in flight": 3,
     "finished or unknown": 1.5,
 }
-ABORT_RATES = (0.0, 0.1, 0.5)  # a step; requests in a rare state are aborted whenever it is not 0
+ABORT_RATES = (0.0, 0.1, 0.3)  # a step; requests in a rare state are aborted whenever it is not 0
 STEPS_PER_EPISODE = 160
 ROTATION = (*POLICIES, "priority")  # which preempts most
 
@@ -36,7 +36,7 @@ class Episode:
     def __init__(self, seed: str, policy: str, depth: int, abort_rate: float) -> None:
         self.rng = rng = random.Random(seed)
         self.block_size = rng.choice([1, 2, 3, 4, 8])
-        self.num_blocks = rng.randint(28, 80) // self.block_size + 2
+        self.num_blocks = rng.randint(24, 72) // self.block_size + 2
         self.max_num_seqs = rng.choice([1, 2, 4, 8, 12, 12, 16])
         self.context = rng.choice([24, 64, 1000])
         cap = rng.choice([None, None, None, 1, 5, 16])
