@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from everystop.core.policy.accounts import Share
 from everystop.core.policy.base import AGEING_NS, Policy, View, Wait
 from everystop.core.policy.continuous import Continuous
-from everystop.core.policy.fair import Fair, Share
+from everystop.core.policy.fair import Fair
 from everystop.core.policy.priority import Priority
 from everystop.core.policy.shortest import Shortest
 from everystop.core.policy.static import Static, StaticPadded
