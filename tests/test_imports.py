@@ -20,6 +20,7 @@ MODULES = {
 # longer prefix says otherwise. A name ending in a colon part, `module:Name`, allows that one name.
 NATIVE = "everystop._native"
 ERRORS = "everystop.core.errors"
+TENANTS = "everystop.tenants"
 PROTOCOL = "everystop.runner:ModelRunner"
 PARAMS = "everystop.core.request:SamplingParams"
 LOGPROBS = "everystop.core.plan:TokenLogprobs"
@@ -28,6 +29,7 @@ ALLOWED = {
     "everystop": {"everystop.cli", "everystop.engine.llm", PARAMS},
     "everystop.config": {ERRORS, "everystop.core.policy:POLICIES"},
     "everystop.machine": set(),
+    "everystop.tenants": {ERRORS},
     "everystop.core": set(),
     "everystop.observe": {"everystop.core.events", "everystop.core.request:FinishReason", ERRORS},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
@@ -54,16 +56,25 @@ ALLOWED = {
         "everystop.model",
         "everystop.observe.recorder",
         "everystop.runner",
+        "everystop.tenants",
     },
     "everystop.engine.llm": {*STARTERS, "everystop.engine"},
     "everystop.server.app": {"everystop.config", "everystop.server", ERRORS},
     "everystop.server.batch": {"everystop.config", "everystop.engine", "everystop.server", ERRORS},
-    "everystop.server.opening": {*STARTERS, NATIVE, "everystop.engine", "everystop.server", "everystop.observe"},
+    "everystop.server.opening": {
+        *STARTERS,
+        NATIVE,
+        "everystop.engine",
+        "everystop.server",
+        "everystop.observe",
+        TENANTS,
+    },
     "everystop.server": {
         "everystop.engine",
         "everystop.model.tokenizer",
         "everystop.observe",
         "everystop.config",
+        "everystop.tenants",
         "everystop.core.events",
         LOGPROBS,
         PARAMS,

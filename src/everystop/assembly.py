@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import make_policy
+from everystop.core.policy import Share, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.engine import Engine, TextDecoder
@@ -17,8 +18,10 @@ from everystop.machine import allowed_memory_bytes, default_num_threads
 from everystop.model.spec import DecoderSpec
 from everystop.model.weights import LoadedModel
 from everystop.observe.recorder import Recorder
+from everystop.tenants import read_tenants
 
 NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +98,20 @@ def build_scheduler(config: Config, capacity: Capacity, recorder: Recorder | Non
         max_num_prefill_tokens=config.max_num_prefill_tokens,
         max_model_len=capacity.max_model_len,
     )
-    policy = make_policy(config.policy, batch_wait_ns=config.batch_wait_ms * NS_PER_MS)
+    policy = make_policy(config.policy, **policy_settings(config))
     if recorder is None:
         return Scheduler(limits, kv, policy)
     return RecordingScheduler(limits, kv, policy, recorder)
+
+
+def policy_settings(config: Config) -> dict[str, Any]:
+    """What `make_policy` takes beside the name; raises ConfigError for a file of tenants that cannot be used."""
+    tenants = read_tenants(config.tenants).by_name
+    return {
+        "batch_wait_ns": config.batch_wait_ms * NS_PER_MS,
+        "ageing_ns": round(config.ageing * NS_PER_S),
+        "shares": {name: Share(tenant.weight, tenant.max_running) for name, tenant in tenants.items()},
+    }
 
 
 def open_recorder(config: Config) -> Recorder | None:
@@ -106,7 +119,7 @@ def open_recorder(config: Config) -> Recorder | None:
     if config.record is None:
         return None
     try:
-        return Recorder(Path(config.record), policy=config.policy, batch_wait_ns=config.batch_wait_ms * NS_PER_MS)
+        return Recorder(Path(config.record), policy=config.policy, **policy_settings(config))
     except OSError as error:
         raise ConfigError(f"--record {config.record}: {error.strerror or error}; name a file to write") from error
 

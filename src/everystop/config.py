@@ -119,6 +119,17 @@ class Config:
         group=SCHEDULER,
         least=0,
     )
+    ageing: float = _setting(
+        10.0,
+        "--ageing",
+        "policies priority and shortest: seconds of waiting that count as much as one level, or as 1,000 prompt tokens",
+        group=SCHEDULER,
+        least=0,
+        most=1_000_000_000,
+    )
+    tenants: str | None = _setting(
+        None, "--tenants", "policy fair: a TOML file with the tenants' keys, weights and limits", group=SCHEDULER
+    )
     threads: int | None = _setting(
         None,
         "--threads",
@@ -169,6 +180,10 @@ class Config:
             raise ConfigError(f"--port is {self.port}; it must be 0 to 65535")
         if any(key.strip() != key or not key for key in self.api_key):
             raise ConfigError("--api-key is empty or has blanks at its ends; give the key itself")
+        if not self.ageing > 0:
+            raise ConfigError(f"--ageing is {self.ageing:g}; it must be above 0 seconds")
+        if self.tenants is not None and self.policy != "fair":
+            raise ConfigError(f"--tenants needs --policy fair; the policy {self.policy} does not tell tenants apart")
 
 
 def _check(setting: Field[Any], value: Any) -> None:

@@ -18,15 +18,16 @@ from everystop.core.request import RequestState
 # States in which requests are aborted, with weights that make up for how rare they are.
 ABORT_WEIGHTS = {
     "waiting": 1.5,
-    "forking": 40,
+    "forking": 60,
     "running-prefill": 16,
     "running-decode": 30,
     "preempted": 400,
     "in flight": 3,
     "finished or unknown": 1.5,
 }
-ABORT_RATES = (0.0, 0.1, 0.5)  # a step; requests in a rare state are aborted whenever it is not 0
+ABORT_RATES = (0.0, 0.1, 0.3)  # a step; requests in a rare state are aborted whenever it is not 0
 STEPS_PER_EPISODE = 160
+ROTATION = (*POLICIES, "priority")  # which preempts most
 
 
 class Episode:
@@ -35,7 +36,7 @@ class Episode:
     def __init__(self, seed: str, policy: str, depth: int, abort_rate: float) -> None:
         self.rng = rng = random.Random(seed)
         self.block_size = rng.choice([1, 2, 3, 4, 8])
-        self.num_blocks = rng.randint(32, 96) // self.block_size + 2
+        self.num_blocks = rng.randint(24, 72) // self.block_size + 2
         self.max_num_seqs = rng.choice([1, 2, 4, 8, 12, 12, 16])
         self.context = rng.choice([24, 64, 1000])
         cap = rng.choice([None, None, None, 1, 5, 16])
@@ -46,6 +47,7 @@ class Episode:
                 block_size=self.block_size,
                 prefix_caching=rng.random() < 0.75,
                 batch_wait_ns=rng.choice([0, 3_500_000]),
+                ageing_ns=rng.choice([5_000_000, 50_000_000, 10**12]),
                 max_num_seqs=self.max_num_seqs,
                 max_num_batched_tokens=rng.choice([1, 4, 9, 17, 24, 40, 64, 64]),
                 max_num_prefill_tokens=cap,
@@ -116,7 +118,8 @@ class Episode:
             "stop_token_ids": rng.choice([(), (), (), (5, 40)]),
             "ignore_eos": rng.random() < 0.7,
             "eos_token_ids": eos(),
-            "priority": rng.randrange(3),
+            "priority": rng.randrange(6),
+            "tenant": rng.choice("aabc"),
             "cache_salt": rng.choice(["", "", "", "a"]),
             "logit_bias": rng.choice([(), (), ((3, 1.0),)]),
         }
@@ -148,9 +151,10 @@ def fuzz(num_steps: int, *, seed: int = 0) -> Counter[str]:
     for episode in count():
         if coverage["steps"] >= num_steps:
             return coverage
-        policy, depth = POLICIES[episode % 4], episode // 4 % 2
+        cycle, index = divmod(episode, len(ROTATION))
+        policy, depth = ROTATION[index], cycle % 2
         name = f"{seed}:{episode}:{policy}:{depth}"
-        run = Episode(name, policy, depth, abort_rate=ABORT_RATES[episode // 2 % len(ABORT_RATES)])
+        run = Episode(name, policy, depth, abort_rate=ABORT_RATES[(index + cycle) % len(ABORT_RATES)])
         try:
             run.run(STEPS_PER_EPISODE)
         except Exception as error:

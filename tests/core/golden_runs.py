@@ -16,7 +16,7 @@ from tests.core.harness import STEP_NS, Harness, eos, make_request, make_schedul
 from everystop.core.plan import StepPlan
 
 FOLDER = Path(__file__).parent / "golden"
-POLICIES = ("continuous", "static", "static-padded")
+POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair")
 
 
 def run(policy: str, depth: int = 0) -> Harness:
@@ -30,19 +30,20 @@ def run(policy: str, depth: int = 0) -> Harness:
         batch_wait_ns=2 * STEP_NS,
     )
     harness = Harness(scheduler, depth=depth)
-    harness.add(make_request(0, list(range(13)), max_tokens=14))
-    harness.add_group(1, [9, 8, 7, 6, 5, 4], 2, max_tokens=9, temperature=1.0, seed=11)
+    harness.add(make_request(0, list(range(13)), max_tokens=14, priority=2, tenant="a"))
+    harness.add_group(1, [9, 8, 7, 6, 5, 4], 2, max_tokens=9, temperature=1.0, seed=11, priority=1, tenant="b")
     for _ in range(4):
         harness.turn()
-    harness.add(make_request(3, [*range(12), 99, 98], max_tokens=12, temperature=1.0, seed=5, eos_token_ids=eos()))
-    harness.add(make_request(4, [*range(8), 77], max_tokens=20))
+    ends = {"temperature": 1.0, "seed": 5, "eos_token_ids": eos()}
+    harness.add(make_request(3, [*range(12), 99, 98], max_tokens=12, tenant="a", priority=1, **ends))
+    harness.add(make_request(4, [*range(8), 77], max_tokens=20, tenant="b"))
     for _ in range(5):
         harness.turn()
     harness.add(make_request(5, 3, max_tokens=2))
     harness.abort(5)
     harness.abort(1)
-    harness.add(make_request(6, 20, max_tokens=8))
-    harness.add(make_request(7, 7, max_tokens=25))
+    harness.add(make_request(6, 20, max_tokens=8, priority=3, tenant="a"))
+    harness.add(make_request(7, 7, max_tokens=25, priority=1, tenant="c"))
     for _ in range(8):
         harness.turn()
     harness.runner.fail[7] = "nan_logits"

@@ -1,4 +1,4 @@
-"""Builders, a priority policy, and a harness that drives the step loop and checks every invariant after each step."""
+"""Builders, and a harness that drives the step loop and checks every invariant after each step."""
 
 from __future__ import annotations
 
@@ -11,45 +11,19 @@ from tests.core.hash_model import EOS, STEP_NS, HashModelRunner, Solo, ends_stop
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import Continuous, Policy, Static, StaticPadded, View
+from everystop.core.policy import AGEING_NS, Policy, Share
+from everystop.core.policy import make_policy as make_core_policy
 from everystop.core.request import FinishReason, Request, RequestState, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.loop import StepLoop, Turn
 
-POLICIES = ("continuous", "static", "static-padded", "priority")
+POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair")
+SHARES = {"b": Share(2.0, 2)}
 
 
-class Priority(Policy):
-    """Smaller `priority` first, displacing the tail; in the test tree only, to exercise `may_displace`."""
-
-    may_displace = True
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, Request] = {}
-
-    def on_add(self, request: Request, view: View) -> None:
-        assert request.request_id not in self._waiting
-        self._waiting[request.request_id] = request
-
-    def on_admit(self, request: Request, view: View) -> None:
-        del self._waiting[request.request_id]
-
-    def on_remove(self, request: Request, view: View) -> None:
-        self._waiting.pop(request.request_id, None)
-
-    def pick(self, view: View) -> Request | None:
-        return min(self._waiting.values(), key=lambda r: self.keep_key(r, view), default=None)
-
-    def keep_key(self, request: Request, view: View) -> tuple[int, ...]:
-        return (request.priority, request.request_id)
-
-
-def make_policy(name: str, batch_wait_ns: int = 0) -> Policy:
-    """A policy by name, the test-only one included."""
-    static = {"static": Static, "static-padded": StaticPadded}
-    if name in static:
-        return static[name](batch_wait_ns)
-    return Priority() if name == "priority" else Continuous()
+def make_policy(name: str, batch_wait_ns: int = 0, ageing_ns: int = AGEING_NS) -> Policy:
+    """A policy by name; under `fair`, tenant b has two shares and runs two requests at most."""
+    return make_core_policy(name, batch_wait_ns=batch_wait_ns, ageing_ns=ageing_ns, shares=SHARES)
 
 
 def make_request(request_id: int, prompt: int | Sequence[int] = 8, **fields: Any) -> Request:
@@ -80,11 +54,14 @@ def make_scheduler(
     block_size: int = 16,
     prefix_caching: bool = True,
     batch_wait_ns: int = 0,
+    ageing_ns: int = AGEING_NS,
     **limits: Any,
 ) -> Scheduler:
     """A scheduler over a small pool; `limits` are fields of `Limits`."""
     kv = KVCache(num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=prefix_caching)
-    return Scheduler(Limits(**limits), kv, policy if isinstance(policy, Policy) else make_policy(policy, batch_wait_ns))
+    if isinstance(policy, str):
+        policy = make_policy(policy, batch_wait_ns, ageing_ns)
+    return Scheduler(Limits(**limits), kv, policy)
 
 
 def state_of(request: Request | None) -> str:
@@ -131,6 +108,7 @@ class Harness:
     def add(self, request: Request) -> Request:
         """Add one request; a refusal propagates after its event has been taken."""
         self.requests[request.request_id] = request
+        request.arrival_ns = self.now_ns
         self.received[request.request_id] = []
         prompt = list(request.token_ids)
         try:

@@ -13,8 +13,9 @@ ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
 from tests.core.fuzz import ABORT_RATES, Episode
 from tests.core.harness import POLICIES
-for number in range(8):
-    episode = Episode(f"determinism:{number}", POLICIES[number % 4], number // 4, ABORT_RATES[number % 3])
+for number in range(2 * len(POLICIES)):
+    depth, index = divmod(number, len(POLICIES))
+    episode = Episode(f"determinism:{number}", POLICIES[index], depth, ABORT_RATES[(index + depth) % 3])
     episode.run(120)
     for plan in episode.harness.plans:
         print(plan.to_json())

@@ -26,6 +26,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_prefill_tokens=st.none() | st.integers(1, 8),
         max_preemptions=st.integers(0, 3),
         batch_wait_ns=st.sampled_from([0, 2_500_000]),
+        ageing_ns=st.sampled_from([1, 4_000_000, 10**12]),
     )
     def start(self, depth: int, **settings: object) -> None:
         self.harness = Harness(make_scheduler(**settings), depth=depth)  # type: ignore[arg-type]
@@ -36,6 +37,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_own_tokens=st.integers(0, 8),
         n=st.integers(1, 3),
         priority=st.integers(0, 2),
+        tenant=st.sampled_from("abc"),
         max_tokens=st.none() | st.integers(1, 12),
         min_tokens=st.integers(0, 2),
         temperature=st.sampled_from([0.0, 1.0]),

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.core.harness import Priority
 from tests.model.builders import write_folder
 from tests.runner.invariance import (
     BLOCK_SIZES,
@@ -28,6 +27,7 @@ from tests.runner.invariance import (
 )
 from tests.runner.models import random_model, random_transformer
 
+from everystop.core.policy import Priority
 from everystop.model.checkpoint import inspect_model
 from everystop.model.home import Home
 from everystop.model.weights import LoadedModel, load_model

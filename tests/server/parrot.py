@@ -114,6 +114,9 @@ class ParrotServer:
         self._max_model_len = options.pop("max_model_len", 1024)
         self._max_num_seqs = options.pop("max_num_seqs", 16)
         self._max_sequences = options.pop("max_sequences", 4096)
+        tenants = options.get("tenants")
+        self._has_priorities = options.pop("has_priorities", False)
+        self._names_tenants = tenants is not None and tenants.user
         self.load_gate = threading.Event()
         self.before_long_encode: Callable[[], None] = lambda: None
         if not options.pop("hold_loading", False):
@@ -136,7 +139,13 @@ class ParrotServer:
         return ServedModel(
             engine=self.engine,
             texts=ParrotTexts(),
-            limits=Limits((MODEL, "alias"), VOCAB, self._max_model_len),
+            limits=Limits(
+                (MODEL, "alias"),
+                VOCAB,
+                self._max_model_len,
+                has_priorities=self._has_priorities,
+                names_tenants=self._names_tenants,
+            ),
             encode=self._encode,
             encode_chat=encode_chat,
             num_blocks=self.num_blocks,

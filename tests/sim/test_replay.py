@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.core.fuzz import ABORT_RATES, STEPS_PER_EPISODE, Episode
@@ -16,7 +17,7 @@ from tests.core.hash_model import EOS, HashModelRunner
 
 from everystop.core.errors import RecordError
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import make_policy
+from everystop.core.policy import Share, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.request import SamplingParams
 from everystop.core.scheduler import Limits
@@ -25,21 +26,24 @@ from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.observe.recorder import CALLS_PER_BATCH, Recorder
 from everystop.sim.replay import replay
 
-POLICIES = ("continuous", "static", "static-padded")
+POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair")
+AGEING_NS = 3_000_000
+SHARES = {"key-of-ann": Share(0.5), "b": Share(2.0, 2)}
 SENTINEL = 1_734_261_985
 
 
 def record_workload(path: Path, *, policy: str = "continuous", depth: int = 0, num_requests: int = 40) -> Harness:
     """A small run with every kind of call, recorded; the prompts hold a sentinel token."""
-    recorder = Recorder(path, policy=policy, batch_wait_ns=2_000_000)
+    settings: dict[str, Any] = {"batch_wait_ns": 2_000_000, "ageing_ns": AGEING_NS, "shares": SHARES}
+    recorder = Recorder(path, policy=policy, **settings)
     kv = KVCache(num_blocks=24, block_size=4, enable_prefix_caching=True)
     limits = Limits(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=80)
-    scheduler = RecordingScheduler(limits, kv, make_policy(policy, batch_wait_ns=2_000_000), recorder)
+    scheduler = RecordingScheduler(limits, kv, make_policy(policy, **settings), recorder)
     harness = Harness(scheduler, depth=depth)
     for i in range(0, num_requests, 4):
         prompt = [SENTINEL] * 9 + [i % 8]
         harness.add_group(i, prompt, 3, max_tokens=20, temperature=1.0, seed=i, stop=("secret",), tenant="key-of-ann")
-        harness.add(make_request(i + 3, 30, max_tokens=8))
+        harness.add(make_request(i + 3, 30, max_tokens=8, priority=i % 3, tenant="abc"[i % 3]))
         for _ in range(i % 7):
             harness.turn()
         harness.abort(i + 1)
@@ -65,7 +69,7 @@ def test_record_replays_with_identical_plans(policy: str, depth: int, tmp_path: 
 def test_fuzzed_traffic_replays_with_identical_plans(policy: str, depth: int, tmp_path: Path) -> None:
     """Over all parameters more than 10,000 steps, with everything that the fuzz does."""
     coverage: Counter[str] = Counter()
-    for number in range(14):
+    for number in range(8):
         path = tmp_path / f"{number}.gz"
         rate = ABORT_RATES[number % len(ABORT_RATES)]
         episode = RecordedEpisode(f"replay:{number}:{policy}:{depth}", policy, depth, rate, path)
@@ -73,7 +77,7 @@ def test_fuzzed_traffic_replays_with_identical_plans(policy: str, depth: int, tm
         episode.recorder.close()
         assert replay(path).first_difference is None, f"episode {number}"
         coverage += episode.harness.counts
-    assert coverage["steps"] > 10_000 / 6
+    assert coverage["steps"] > 10_000 / 12
     assert min(coverage[name] for name in ("preemptions", "forks", "prefix hits", "finished by abort")) >= 10
 
 
@@ -84,10 +88,9 @@ class RecordedEpisode(Episode):
         super().__init__(seed, policy, depth, abort_rate)
         plain = self.harness.scheduler
         wait_ns = getattr(plain.policy, "batch_wait_ns", 0)
-        self.recorder = Recorder(path, policy=policy, batch_wait_ns=wait_ns)
-        scheduler = RecordingScheduler(
-            plain.limits, plain.kv, make_policy(policy, batch_wait_ns=wait_ns), self.recorder
-        )
+        settings: dict[str, Any] = {"batch_wait_ns": wait_ns, "ageing_ns": AGEING_NS, "shares": SHARES}
+        self.recorder = Recorder(path, policy=policy, **settings)
+        scheduler = RecordingScheduler(plain.limits, plain.kv, make_policy(policy, **settings), self.recorder)
         self.harness = Harness(scheduler, depth=depth, is_checking=False)
 
 

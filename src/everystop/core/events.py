@@ -92,8 +92,8 @@ class WaitEvent(NamedTuple):
     """The reason why a request waits has changed. `need` and `have` are blocks for `no_blocks`; `behind` is the id of
     the one ahead.
 
-    Only the head of the queue gets its own reason; the event with reason `behind` and request_id -1 stands for all
-    others.
+    The head of the queue gets its own reason, and so do those that the policy passes over for its sake
+    (`tenant_limit`, `over_share`); the event with reason `behind` and request_id -1 stands for all others.
     """
 
     now_ns: int

@@ -475,11 +475,13 @@ class Scheduler:
             self._last_wait = (-1, None)
 
     def _note_wait(self, head_id: int, reason: WaitReason, now_ns: int, need: int = 0, have: int = 0) -> None:
-        """Record why the head waits, when that has changed, and once for all behind it."""
+        """Record why the head waits, when that has changed, once for all behind it, and for those passed over."""
         if self._last_wait == (head_id, reason):
             return
         if head_id >= 0 and head_id != self._last_wait[0] and self.num_waiting > 1:
             self._events.append(WaitEvent(now_ns, -1, WaitReason.BEHIND, 0, 0, head_id))
+            for request, own_reason in self.policy.passed_over(self.requests[head_id]):
+                self._events.append(WaitEvent(now_ns, request.request_id, own_reason, 0, 0, head_id))
         self._last_wait = (head_id, reason)
         self._events.append(WaitEvent(now_ns, head_id, reason, need, have, -1))
 

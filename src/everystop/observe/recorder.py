@@ -2,7 +2,8 @@
 
 A record is gzip-compressed JSON, one array or object a line:
 
-    {"everystop_record": 1, "limits": {...}, "kv": {...}, "policy": "continuous", "batch_wait_ns": 0}
+    {"everystop_record": 1, "limits": {...}, "kv": {...}, "policy": "continuous", "batch_wait_ns": 0,
+     "ageing_ns": 0, "shares": [[weight, max_running], ...]}
     ["add", now_ns, request_id, group_id, choice_index, num_prompt_tokens, max_tokens, min_tokens, n, num_stop_ids,
             tenant, priority]
     ["refuse", ... the same ...]
@@ -13,8 +14,9 @@ A record is gzip-compressed JSON, one array or object a line:
 
 In an update, `rows` runs parallel to the rows of the oldest plan that has not come back: the number of tokens sampled,
 or [number, index of each that is a stop token ...], or the code of a failure. Keys stand after their request's calls:
-they are complete when it ends, and hashed again with a salt of this record alone. Tenants are numbered in order of
-appearance. There are no token ids and no text.
+they are complete when it ends, and hashed again with a salt of this record alone. Tenants are numbered: those
+with a share of their own first, in the order of `shares`, then the others in order of appearance. There are no token
+ids and no text.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -47,13 +49,28 @@ class Recorder:
     `close`. A file that cannot be written ends the record with a warning, never the run.
     """
 
-    def __init__(self, path: Path, *, policy: str, batch_wait_ns: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        policy: str,
+        batch_wait_ns: int = 0,
+        ageing_ns: int = 0,
+        shares: Mapping[str, tuple[float, int | None]] | None = None,
+    ) -> None:
         self._file = gzip.open(path, "wt", compresslevel=4, encoding="ascii")  # noqa: SIM115 (closed by the thread)
         self._path = path
-        self._header = {"everystop_record": RECORD_VERSION, "policy": policy, "batch_wait_ns": batch_wait_ns}
+        shares = shares or {}
+        self._header = {
+            "everystop_record": RECORD_VERSION,
+            "policy": policy,
+            "batch_wait_ns": batch_wait_ns,
+            "ageing_ns": ageing_ns,
+            "shares": [list(share) for share in shares.values()],
+        }
         self._calls: list[tuple[Any, ...]] = []
         self._batches: SimpleQueue[list[tuple[Any, ...]] | None] = SimpleQueue()
-        self._formatter = _Formatter(secrets.token_bytes(16))
+        self._formatter = _Formatter(secrets.token_bytes(16), shares)
         self._thread = threading.Thread(target=self._write_batches, name="everystop-recorder", daemon=True)
         self._thread.start()
 
@@ -122,10 +139,10 @@ class _Formatter:
     calls say that it has ended, its keys.
     """
 
-    def __init__(self, salt: bytes) -> None:
+    def __init__(self, salt: bytes, tenants: Iterable[str]) -> None:
         self._salt = salt
         self._requests: dict[int, Request] = {}
-        self._tenants: dict[str, int] = {}
+        self._tenants = {tenant: number for number, tenant in enumerate(tenants)}
 
     def lines(self, call: tuple[Any, ...]) -> list[Any]:
         """The lines of one call; the keys of requests that have ended follow it."""

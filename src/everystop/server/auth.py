@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -17,11 +17,15 @@ _HOST = re.compile(rb"[A-Za-z0-9._~\-\[\]:%]*")
 
 
 class KeyGuard:
-    """ASGI middleware: 401 without a valid `Authorization: Bearer KEY`, 400 for a Host header that is no host."""
+    """ASGI middleware: 401 without a valid `Authorization: Bearer KEY`, 400 for a Host header that is no host.
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    `keys` says which tenant a key belongs to ("" for none); the scope's `tenant` tells those behind.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Mapping[str, str]) -> None:
         self._app = app
         self._digests = [hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest() for key in keys]
+        self._tenants = list(keys.values())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -39,13 +43,20 @@ class KeyGuard:
         if not self._digests or scope["path"] in OPEN_PATHS:
             return None
         given = [value for name, value in headers if name == b"authorization"]
-        if len(given) == 1 and self._is_valid(given[0]):
+        tenant = self._tenant_of(given[0]) if len(given) == 1 else None
+        if tenant is not None:
+            scope["tenant"] = tenant
             return None
         return Unauthorized("a valid API key is needed: send it as 'Authorization: Bearer KEY'")
 
-    def _is_valid(self, header: bytes) -> bool:
-        """Digests are compared, all of them and in constant time: neither length nor position of a key shows."""
+    def _tenant_of(self, header: bytes) -> str | None:
+        """The tenant whose key it is, None if it is nobody's.
+
+        Digests are compared, all of them and in constant time: neither length nor position of a key shows.
+        """
         scheme, _, key = header.partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == b"bearer" and any(matches)
+        if scheme.lower() != b"bearer" or not any(matches):
+            return None
+        return self._tenants[matches.index(True)]

@@ -94,7 +94,15 @@ class Board:
         """Sequences that the engine still works on or has in its queue."""
         return len(self._by_id)
 
-    def open(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams, cache_salt: str) -> Generation:
+    def open(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        params: SamplingParams,
+        *,
+        tenant: str = "",
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Generation:
         """Submit every prompt with its n choices; choice k of prompt i has index i·n + k.
 
         Raises Overloaded, EngineDead.
@@ -111,7 +119,7 @@ class Board:
         choices = [ChoiceText(i, texts.text_decoder(), params.stop, texts.token_bytes) for i in range(num)]
         generation = Generation(choices, first_id, sum(map(len, prompts)))
         for i, prompt in enumerate(prompts):
-            self._engine.submit(Submit(first_id + i * params.n, prompt, params, cache_salt=cache_salt))
+            self._engine.submit(Submit(first_id + i * params.n, prompt, params, tenant, priority, cache_salt))
         self._by_id.update(dict.fromkeys(generation.by_id, generation))
         return generation
 

@@ -27,6 +27,7 @@ from everystop.model.weights import LoadedModel, load_model
 from everystop.server.protocol import Limits
 from everystop.server.service import Service
 from everystop.server.state import ServedModel
+from everystop.tenants import read_tenants
 
 MIB = 1 << 20
 
@@ -38,6 +39,7 @@ def run(opening: Opening, sock: socket.socket) -> int:
         sock,
         opening.load,
         api_keys=config.api_key,
+        tenants=opening.tenants,
         shutdown_timeout_s=config.shutdown_timeout,
         stats_interval_s=config.stats_interval,
         on_ready=lambda model: print(opening.screen(), flush=True),
@@ -58,6 +60,7 @@ class Opening:
         self.config = config
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.url = f"http://{host}:{port}"
+        self.tenants = read_tenants(config.tenants)
         self._home = Home.from_environment()
         path = resolve_model(config.model, self._home)
         self._checkpoint = inspect_model(path)
@@ -88,7 +91,14 @@ class Opening:
         return ServedModel(
             engine=engine,
             texts=tokenizer,
-            limits=Limits((self.name,), num_valid_tokens, capacity.max_model_len, SamplingParams(**defaults)),
+            limits=Limits(
+                (self.name,),
+                num_valid_tokens,
+                capacity.max_model_len,
+                SamplingParams(**defaults),
+                has_priorities=config.policy == "priority",
+                names_tenants=self.tenants.user,
+            ),
             encode=tokenizer.encode,
             encode_chat=self.encode_chat,
             num_blocks=capacity.num_blocks,

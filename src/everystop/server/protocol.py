@@ -21,18 +21,22 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_MESSAGES = 4096
 MAX_TOKENS = 2**31 - 1
+MAX_PRIORITY = 1000
+MAX_USER_CHARS = 256
 
 Prompt = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the served model allows, and what it does where a request is silent."""
+    """What the served model and the policy allow, and what holds where a request is silent."""
 
     model_names: tuple[str, ...]
     vocab_size: int
     max_model_len: int
     defaults: SamplingParams = field(default_factory=SamplingParams)
+    has_priorities: bool = False
+    names_tenants: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class Parsed:
     stream: bool = False
     include_usage: bool = False
     cache_salt: str = ""
+    priority: int = 0
+    user: str = ""
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -114,7 +120,22 @@ def _parse_common(values: dict[str, Any], limits: Limits, logprobs: int | None, 
         stream=stream,
         include_usage=values.get("stream_options", {}).get("include_usage", False),
         cache_salt=values.get("cache_salt", ""),
+        priority=_read_priority(values, limits),
+        user=_read_user(values, limits),
     )
+
+
+def _read_priority(values: dict[str, Any], limits: Limits) -> int:
+    """Lower is more urgent; only 0 where the policy has no priorities."""
+    priority: int = values.get("priority", 0)
+    if priority and not limits.has_priorities:
+        raise UnsupportedField("priority", f"priority = {priority} needs --policy priority; the policy here has none")
+    return priority
+
+
+def _read_user(values: dict[str, Any], limits: Limits) -> str:
+    """The tenant's name where the server believes this field; else it is anything, and without effect."""
+    return fields.string(MAX_USER_CHARS)("user", values.get("user", "")) if limits.names_tenants else ""
 
 
 def _check_parameters(params: SamplingParams, limits: Limits) -> None:
@@ -266,8 +287,9 @@ COMMON_FIELDS: dict[str, Reader] = PARAMETER_FIELDS | {
     "stream": fields.boolean,
     "stream_options": _read_stream_options,
     "cache_salt": fields.string(1024),
-    # without effect here
+    "priority": fields.integer(-MAX_PRIORITY, MAX_PRIORITY),
     "user": fields.anything,
+    # without effect here
     "metadata": fields.anything,
     "store": fields.anything,
     "safety_identifier": fields.anything,
@@ -283,7 +305,6 @@ COMMON_FIELDS: dict[str, Reader] = PARAMETER_FIELDS | {
     "prompt_logprobs": fields.only(False, why="logprobs are given for output tokens"),
     "return_tokens_as_token_ids": fields.only(False, why="tokens are given as text and bytes"),
     "return_token_ids": fields.only(False, why="tokens are given as text and bytes"),
-    "priority": fields.only(0, why="the policy in use knows no priorities"),
     "stream_interval": fields.only(1, why="each token is its own event"),
 }
 COMPLETION_FIELDS: dict[str, Reader] = COMMON_FIELDS | {

@@ -18,24 +18,27 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop import __version__
-from everystop.core.errors import EverystopError
+from everystop.core.errors import EverystopError, RequestError
 from everystop.observe.prometheus import render
 from everystop.server import protocol
 from everystop.server.auth import KeyGuard
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
 from everystop.server.http import read_body
 from everystop.server.prompts import Parse, prepare
-from everystop.server.protocol import Parsed
+from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
 from everystop.server.state import ServerState
 from everystop.server.streams import StreamReply, WholeReply
+from everystop.tenants import Tenants
 
 INLINE_BYTES = 8192
 
 
-def make_app(state: ServerState, api_keys: Sequence[str] = ()) -> ASGIApp:
-    """The ASGI application over `state`."""
-    endpoints = Endpoints(state)
+def make_app(state: ServerState, api_keys: Sequence[str] = (), tenants: Tenants | None = None) -> ASGIApp:
+    """The ASGI application over `state`; the tenants' keys let in beside `api_keys`."""
+    tenants = tenants or Tenants()
+    endpoints = Endpoints(state, tenants)
+    keys = dict.fromkeys(api_keys, "") | {key: name for name, one in tenants.by_name.items() for key in one.keys}
     app = Starlette(
         routes=[
             Route("/health", endpoints.health, methods=["GET"]),
@@ -46,7 +49,7 @@ def make_app(state: ServerState, api_keys: Sequence[str] = ()) -> ASGIApp:
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
         ],
-        middleware=[Middleware(KeyGuard, keys=api_keys)],
+        middleware=[Middleware(KeyGuard, keys=keys)],
         exception_handlers={
             EverystopError: handle_error,
             ClientGone: handle_error,
@@ -61,8 +64,9 @@ def make_app(state: ServerState, api_keys: Sequence[str] = ()) -> ASGIApp:
 class Endpoints:
     """One method a path."""
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, tenants: Tenants) -> None:
         self._state = state
+        self._tenants = tenants
         self._workers = ThreadPoolExecutor(2, "everystop-prepare")
 
     async def health(self, _request: Request) -> Response:
@@ -115,9 +119,23 @@ class Endpoints:
             work = partial(prepare, model, parse, body)
             parsed, prompts, params = await asyncio.get_running_loop().run_in_executor(self._workers, work)
             self._state.check_open()
-        generation = self._state.board.open(prompts, params, parsed.cache_salt)
+        generation = self._state.board.open(
+            prompts,
+            params,
+            tenant=self._tenant_of(request, parsed),
+            priority=parsed.priority,
+            cache_salt=parsed.cache_salt,
+        )
         reply = StreamReply if parsed.stream else WholeReply
         return reply(self._state.board, generation, _writer(parsed), params.n)
+
+    def _tenant_of(self, request: Request, parsed: Parsed) -> str:
+        """Whose request it is: the key says, else the header and then the body where the server believes them."""
+        header = self._tenants.header
+        named = request.headers.get(header, "") if header else ""
+        if len(named) > MAX_USER_CHARS:
+            raise RequestError(f"the header {header} has {len(named):,} characters; at most {MAX_USER_CHARS} are taken")
+        return request.scope.get("tenant") or named or parsed.user
 
 
 class Visit:

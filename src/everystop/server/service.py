@@ -19,6 +19,7 @@ from everystop.observe.stats import StatusLine
 from everystop.server.http import HttpServer
 from everystop.server.routes import make_app
 from everystop.server.state import Phase, ServedModel, ServerState
+from everystop.tenants import Tenants
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Service:
         load: Callable[[], ServedModel],
         *,
         api_keys: Sequence[str] = (),
+        tenants: Tenants | None = None,
         shutdown_timeout_s: float = 30.0,
         stats_interval_s: float = 10.0,
         stuck_fail_s: float = STUCK_FAIL_S,
@@ -51,7 +53,7 @@ class Service:
         self.state = ServerState()
         self._sock = sock
         self._load = load
-        self._http = HttpServer(make_app(self.state, api_keys))
+        self._http = HttpServer(make_app(self.state, api_keys, tenants))
         self._shutdown_timeout_s = shutdown_timeout_s
         self._stats_interval_s = stats_interval_s
         self._stuck_fail_s = stuck_fail_s

@@ -16,7 +16,7 @@ from typing import Any
 
 from everystop.core.errors import RecordError
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import make_policy
+from everystop.core.policy import AGEING_NS, Share, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.runner.simulated import FILLER_TOKEN
@@ -30,7 +30,7 @@ class Record:
     """A record in memory: the header's settings, the calls in order, and each request's block keys."""
 
     policy: str
-    batch_wait_ns: int
+    policy_settings: dict[str, Any]
     limits: Limits
     kv: dict[str, Any]
     calls: list[list[Any]]
@@ -46,7 +46,11 @@ class Record:
             raise RecordError(f"{path} is not a record of version {RECORD_VERSION}; write one with --record")
         record = cls(
             header["policy"],
-            header["batch_wait_ns"],
+            {
+                "batch_wait_ns": header["batch_wait_ns"],
+                "ageing_ns": header.get("ageing_ns") or AGEING_NS,
+                "shares": {str(number): Share(*share) for number, share in enumerate(header.get("shares", ()))},
+            },
             Limits(**header["limits"]),
             header["kv"],
             [],
@@ -63,7 +67,7 @@ class Record:
 
     def make_scheduler(self, policy: str) -> Scheduler:
         """A scheduler as the recorded one was at its start, with this policy."""
-        return Scheduler(self.limits, KVCache(**self.kv), make_policy(policy, batch_wait_ns=self.batch_wait_ns))
+        return Scheduler(self.limits, KVCache(**self.kv), make_policy(policy, **self.policy_settings))
 
     def make_request(self, call: list[Any], max_tokens: int | None) -> Request:
         """The request of an `add`, with filler for a prompt and the recorded keys."""

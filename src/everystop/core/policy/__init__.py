@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from everystop.core.errors import ConfigError
-from everystop.core.policy.base import Policy, View, Wait
+from everystop.core.policy.accounts import Share
+from everystop.core.policy.base import AGEING_NS, Policy, View, Wait
 from everystop.core.policy.continuous import Continuous
+from everystop.core.policy.fair import Fair
+from everystop.core.policy.priority import Priority
+from everystop.core.policy.shortest import Shortest
 from everystop.core.policy.static import Static, StaticPadded
 
-__all__ = ["POLICIES", "Continuous", "Policy", "Static", "StaticPadded", "View", "Wait", "make_policy"]
+__all__ = [
+    "AGEING_NS",
+    "POLICIES",
+    "Continuous",
+    "Fair",
+    "Policy",
+    "Priority",
+    "Share",
+    "Shortest",
+    "Static",
+    "StaticPadded",
+    "View",
+    "Wait",
+    "make_policy",
+]
 
-POLICIES = ("continuous", "static", "static-padded")
+POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair")
 
 
-def make_policy(name: str, *, batch_wait_ns: int = 0) -> Policy:
-    """The policy of that name, one of `POLICIES`; `batch_wait_ns` concerns the static ones only."""
+def make_policy(
+    name: str,
+    *,
+    batch_wait_ns: int = 0,
+    ageing_ns: int = AGEING_NS,
+    shares: Mapping[str, Share] | None = None,
+) -> Policy:
+    """The policy of that name, one of `POLICIES`; `batch_wait_ns` concerns the static ones only, `ageing_ns` priority
+    and shortest, and `shares` (by tenant) fair.
+    """
     if name == "continuous":
         return Continuous()
     if name == "static":
         return Static(batch_wait_ns)
     if name == "static-padded":
         return StaticPadded(batch_wait_ns)
+    if name == "priority":
+        return Priority(ageing_ns)
+    if name == "shortest":
+        return Shortest(ageing_ns)
+    if name == "fair":
+        return Fair(shares)
     raise ConfigError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from everystop.core.events import WaitReason
 from everystop.core.request import Request
+
+AGEING_NS = 10_000_000_000
 
 
 class Wait(NamedTuple):
@@ -70,6 +73,10 @@ class Policy:
 
     def charge(self, request: Request, num_prefill: int, num_decode: int) -> None:
         """Account for computed tokens, at each update."""
+
+    def passed_over(self, head: Request) -> Iterable[tuple[Request, WaitReason]]:
+        """Requests that wait for a reason of their own while `head` is the next to board; asked when that changes."""
+        return ()
 
     def batch_ended(self, view: View) -> bool:
         """Held slots may be given back; asked at the start of a step while any is held."""

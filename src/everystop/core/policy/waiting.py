@@ -1,8 +1,8 @@
-"""A waiting line ordered by request id, with removal from anywhere."""
+"""A waiting line in order of rank, then of request id, with removal from anywhere."""
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from everystop.core.request import Request
 
@@ -10,36 +10,39 @@ _MAX_STALE = 64
 
 
 class WaitingLine:
-    """First come, first served by `request_id`; a preempted request, being older, comes back before new arrivals.
+    """Lowest rank first, and first come, first served by `request_id` among equals; a rank stands while one waits.
 
-    Removal is lazy: the heap may hold ids that `_members` no longer has; they are dropped when they reach the head, or
-    all at once when they outnumber the members.
+    Where all ranks are 0, a preempted request, being older, comes back before new arrivals. Removal is lazy: the heap
+    may hold entries that `_members` no longer has; they are dropped when they reach the head, or all at once when they
+    outnumber the members.
     """
 
     def __init__(self) -> None:
-        self._heap: list[int] = []
-        self._members: dict[int, Request] = {}
+        self._heap: list[tuple[int, int]] = []
+        self._members: dict[int, tuple[int, Request]] = {}
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def push(self, request: Request) -> None:
+    def push(self, request: Request, rank: int = 0) -> None:
         """Join the line; a request joins once."""
         assert request.request_id not in self._members
-        self._members[request.request_id] = request
-        heappush(self._heap, request.request_id)
+        self._members[request.request_id] = (rank, request)
+        heappush(self._heap, (rank, request.request_id))
 
     def discard(self, request: Request) -> None:
         """Leave the line, if in it."""
         self._members.pop(request.request_id, None)
         if len(self._heap) > 2 * len(self._members) + _MAX_STALE:
-            self._heap = sorted(self._members)
+            self._heap = [(rank, request_id) for request_id, (rank, _) in self._members.items()]
+            heapify(self._heap)
 
     def head(self) -> Request | None:
         """The first in line, who stays in it."""
         while self._heap:
-            request = self._members.get(self._heap[0])
-            if request is not None:
-                return request
+            rank, request_id = self._heap[0]
+            member = self._members.get(request_id)
+            if member is not None and member[0] == rank:
+                return member[1]
             heappop(self._heap)
         return None

@@ -1,0 +1,94 @@
+"""The file of tenants: what it says, and what is said when it is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everystop.assembly import policy_settings
+from everystop.config import Config
+from everystop.core.errors import ConfigError
+from everystop.core.policy import Share
+from everystop.tenants import Tenant, Tenants, read_tenants
+
+FILE = """
+header = "X-Tenant"
+user = true
+[tenant.gold]
+weight = 2.5
+max_running = 16
+keys = ["sk-1", "sk-2"]
+[tenant."a b"]
+"""
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "tenants.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_file_is_read_whole(tmp_path: Path) -> None:
+    gold = Tenant(weight=2.5, max_running=16, keys=("sk-1", "sk-2"))
+    assert read_tenants(write(tmp_path, FILE)) == Tenants(
+        by_name={"gold": gold, "a b": Tenant()}, header="x-tenant", user=True
+    )
+
+
+def test_no_file_means_that_nobody_is_told_apart() -> None:
+    assert read_tenants(None) == Tenants()
+
+
+def test_policy_gets_the_shares_of_the_file(tmp_path: Path) -> None:
+    config = Config(policy="fair", ageing=2.5, tenants=write(tmp_path, FILE)).validate()
+    settings = policy_settings(config)
+    assert settings["shares"] == {"gold": Share(2.5, 16), "a b": Share()}
+    assert settings["ageing_ns"] == 2_500_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[tenant.a]\nweight = 0", ["tenant.a.weight", "0.001 to 1000"]),
+        ("[tenant.a]\nweight = nan", ["tenant.a.weight", "nan"]),
+        ('[tenant.a]\nweight = "2"', ["tenant.a.weight", "'2'"]),
+        ("[tenant.a]\nmax_running = 0", ["tenant.a.max_running", "from 1"]),
+        ("[tenant.a]\nmax_running = true", ["tenant.a.max_running", "True"]),
+        ("[tenant.a]\nmax_queued = 3", ["'max_queued'", "weight, max_running, keys"]),
+        ('[tenant.a]\nkeys = ["k"]\n[tenant.b]\nkeys = ["k"]', ["a and b share a key"]),
+        ('[tenants.a]\nkeys = ["k"]', ["'tenants'", "header, user, tenant"]),
+        ('header = "x y"', ["header", "'x y'"]),
+        ("user = 1", ["user", "true or false"]),
+        ("tenant = 3", ["tenant is 3", "[tenant.gold]"]),
+        ("tenant.a = 3", ["tenant.a is 3"]),
+        ("user", ["is not TOML"]),
+    ],
+)
+def test_wrong_line_is_named(tmp_path: Path, text: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_tenants(write(tmp_path, text))
+    assert [word for word in ["tenants.toml", *words] if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("keys", ['["secret "]', '[""]', '"secret"', "[7]"])
+def test_wrong_key_is_refused_without_being_shown(tmp_path: Path, keys: str) -> None:
+    with pytest.raises(ConfigError, match=r"tenant\.a\.keys") as caught:
+        read_tenants(write(tmp_path, f"[tenant.a]\nkeys = {keys}"))
+    assert "secret" not in str(caught.value)
+
+
+def test_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file"):
+        read_tenants("none.toml")
+
+
+def test_tenants_need_the_policy_that_tells_them_apart() -> None:
+    with pytest.raises(ConfigError, match="--tenants needs --policy fair"):
+        Config(tenants="t.toml").validate()
+
+
+@pytest.mark.parametrize("ageing", [0.0, -1.0, float("nan"), float("inf")])
+def test_ageing_must_be_a_time(ageing: float) -> None:
+    with pytest.raises(ConfigError, match="--ageing is"):
+        Config(ageing=ageing).validate()
