@@ -41,7 +41,7 @@ def test_no_file_means_that_nobody_is_told_apart() -> None:
 
 
 def test_policy_gets_the_shares_of_the_file(tmp_path: Path) -> None:
-    config = Config(policy="fair", ageing=2.5, tenants=write(tmp_path, FILE)).validate()
+    config = Config(policy="fair", ageing=2.5, tenants=write(tmp_path, FILE))
     settings = policy_settings(config)
     assert settings["shares"] == {"gold": Share(2.5, 16), "a b": Share()}
     assert settings["ageing_ns"] == 2_500_000_000
@@ -85,10 +85,10 @@ def test_missing_file_is_named() -> None:
 
 def test_tenants_need_the_policy_that_tells_them_apart() -> None:
     with pytest.raises(ConfigError, match="--tenants needs --policy fair"):
-        Config(tenants="t.toml").validate()
+        Config(tenants="t.toml")
 
 
 @pytest.mark.parametrize("ageing", [0.0, -1.0, float("nan"), float("inf")])
 def test_ageing_must_be_a_time(ageing: float) -> None:
     with pytest.raises(ConfigError, match="--ageing is"):
-        Config(ageing=ageing).validate()
+        Config(ageing=ageing)

@@ -16,6 +16,7 @@ SETTINGS = {
     "scheduler": (
         "policy",
         "batch_wait_ms",
+        "ageing",
         "max_num_seqs",
         "max_num_batched_tokens",
         "max_num_prefill_tokens",

@@ -10,7 +10,7 @@ from everystop.core.scheduler import Limits
 from everystop.sim.cost import CostModel, Fit, fit
 from everystop.sim.replay import ReplayReport, Timeline, predict, timed_steps
 from everystop.sim.simulator import Setup, Simulation
-from everystop.sim.tally import NS_PER_MS, Histogram
+from everystop.sim.tally import NS_PER_MS, NS_PER_S, Histogram
 from everystop.sim.traces import TraceOptions, read_trace
 
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -42,6 +42,7 @@ def run_trace(
         enable_prefix_caching=scheduler["enable_prefix_caching"],
         policy=scheduler["policy"],
         batch_wait_ns=scheduler["batch_wait_ms"] * NS_PER_MS,
+        ageing_ns=round(scheduler["ageing"] * NS_PER_S),
         cost=CostModel.read(cost),
         num_replicas=num_replicas,
         router=router,

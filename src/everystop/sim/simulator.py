@@ -15,7 +15,7 @@ from typing import Any
 from everystop.core.errors import ConfigError, RequestError
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import make_policy
+from everystop.core.policy import AGEING_NS, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.loop import StepLoop
@@ -39,6 +39,7 @@ class Setup:
     enable_prefix_caching: bool = True
     policy: str = "continuous"
     batch_wait_ns: int = 0
+    ageing_ns: int = AGEING_NS
     num_replicas: int = 1
     router: str = "round-robin"
     check: bool = False
@@ -85,7 +86,7 @@ class Replica:
             block_size=setup.block_size,
             enable_prefix_caching=setup.enable_prefix_caching,
         )
-        policy = make_policy(setup.policy, batch_wait_ns=setup.batch_wait_ns)
+        policy = make_policy(setup.policy, batch_wait_ns=setup.batch_wait_ns, ageing_ns=setup.ageing_ns)
         self._scheduler = Scheduler(setup.limits, self._kv, policy)
         self._loop = StepLoop(self._scheduler, self.runner, lambda: self.clock.now_ns)
         self._tally = tally
