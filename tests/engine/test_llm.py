@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +113,39 @@ def test_closing_ends_a_call_in_another_thread_and_may_be_repeated() -> None:
     assert len(ends) == 1
     with pytest.raises(EngineDead):
         answer(llm)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "",
+        "llm.close()",
+        "raise SystemExit(0)",
+        "del llm",
+        "import threading; threading.Thread(target=llm.generate, args=('Once',), daemon=True).start()",
+    ],
+)
+def test_a_program_that_ends_ends_cleanly(ending: str) -> None:
+    settings = "kv_cache_memory=64 << 20, max_model_len=512"
+    code = (
+        f"from everystop import LLM, SamplingParams\nllm = LLM('smollm2', {settings})\n"
+        f"print(llm.generate({QUESTION!r}, SamplingParams(max_tokens=2, temperature=0))[0].outputs[0].text)\n{ending}\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (0, " Paris.\n")
+    if "thread" not in ending:  # a thread may complain that its engine has ended
+        assert result.stderr == ""
+    assert "leaked" not in result.stderr
+
+
+def test_memory_of_a_forgotten_model_is_freed() -> None:
+    llm = LLM("smollm2", **SETTINGS)
+    engine, watch = weakref.ref(llm.engine), weakref.ref(llm)
+    assert answer(llm) == " Paris."
+    del llm
+    gc.collect()
+    assert watch() is None
+    assert engine() is None
 
 
 def test_two_models_side_by_side(llm: LLM) -> None:

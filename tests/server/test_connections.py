@@ -116,6 +116,23 @@ def test_a_body_too_large_does_not_break_the_clients_pipe(server: ParrotServer) 
     assert (status, json.loads(body)["error"]["code"]) == (413, "body_too_large")
 
 
+def test_bodies_on_their_way_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_BODIES_BYTES", 1_000_000)
+    half_body = request(user="x" * 450_000)[:-10]
+    with parrot() as server:
+        with connect(server) as one, connect(server) as other:
+            for connection in (one, other):
+                connection.sendall(half_body)
+            wait_until(lambda: server.service.state.num_open == 2)
+            wait_until(lambda: server.complete("a", user="x" * 200_000)[0] == 429)
+            status, headers, body = server.request("POST", COMPLETIONS, {"prompt": "a", "user": "x" * 200_000})
+            assert (status, headers["retry-after"]) == (429, "1")
+            assert "1,000,000 bytes" in json.loads(body)["error"]["message"]
+            assert server.complete("a")[0] == 200
+        wait_until(lambda: server.complete("a", user="x" * 900_000)[0] == 200)
+        assert server.complete("a", user="x" * 900_000)[0] == 200
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip"])
 def test_compressed_bodies_are_refused_by_name(server: ParrotServer, encoding: str) -> None:
     status, _, body = server.request("POST", COMPLETIONS, b"\x1f\x8b", {"content-encoding": encoding})

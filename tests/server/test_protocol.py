@@ -257,6 +257,15 @@ def test_every_parameter_reaches_the_engine(server: ParrotServer, monkeypatch: p
     assert seen[0].cache_salt == "s"
 
 
+def test_allowed_ids_reach_the_engine_once_each(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million copies of one id would be read again for each of the n choices, on the engine's thread."""
+    seen: list[Any] = []
+    submit = server.engine.submit
+    monkeypatch.setattr(server.engine, "submit", lambda message: (seen.append(message), submit(message)))
+    assert server.complete("a", allowed_token_ids=[98, 97] * 1000)[0] == 200
+    assert seen[0].params.allowed_token_ids == (97, 98)
+
+
 @pytest.mark.parametrize("top_k", [0, -1])
 def test_top_k_0_and_minus_1_mean_all(server: ParrotServer, monkeypatch: pytest.MonkeyPatch, top_k: int) -> None:
     seen: list[Any] = []

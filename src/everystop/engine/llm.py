@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -85,6 +86,7 @@ class LLM:
         self._inbox: queue.SimpleQueue[list[StepOutput] | BaseException] = queue.SimpleQueue()
         self.engine.on_outputs = self._inbox.put
         self.engine.on_failure = self._inbox.put
+        self._end = weakref.finalize(self, self.engine.stop)  # also when the program ends
         self.engine.start()
 
     def generate(
@@ -182,7 +184,7 @@ class LLM:
 
     def close(self) -> None:
         """End the engine and free its memory; a call in another thread ends with EngineDead."""
-        self.engine.stop()
+        self._end()
         self._inbox.put(EngineDead("it was closed"))
 
     def __enter__(self) -> LLM:

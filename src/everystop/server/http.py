@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httptools
 import uvicorn
@@ -12,10 +12,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from everystop.server.errors import BodyEncoded, BodyTooLarge, ClientGone
+from everystop.server.errors import BodyEncoded, BodyTooLarge, ClientGone, Overloaded
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BODY_BYTES = 32 * 1024 * 1024
+MAX_BODIES_BYTES = 16 * MAX_BODY_BYTES
 MAX_PIPELINED = 16
 KEEP_ALIVE_S = 65
 RECEIVE_S = 60.0
@@ -24,8 +25,41 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\n" + _CLOSE
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\n" + _CLOSE
 
 
-async def read_body(request: Request) -> bytes:
-    """The whole body; raises BodyTooLarge as soon as it is known to be too large, BodyEncoded, ClientGone."""
+class Bodies:
+    """Counts the bytes of all bodies that are being received or prepared: memory that nobody has been admitted for."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+
+    @contextlib.contextmanager
+    def room(self) -> Iterator[Callable[[int], None]]:
+        """A function that takes room for more bytes of one body; all of it is given back in the end.
+
+        It raises Overloaded where there is none.
+        """
+        num_taken = 0
+
+        def take(num_bytes: int) -> None:
+            nonlocal num_taken
+            if self._num_bytes + num_bytes > MAX_BODIES_BYTES:
+                raise Overloaded(
+                    f"bodies of more than {MAX_BODIES_BYTES:,} bytes are being received; try again later",
+                    retry_after_s=1,
+                )
+            self._num_bytes += num_bytes
+            num_taken += num_bytes
+
+        try:
+            yield take
+        finally:
+            self._num_bytes -= num_taken
+
+
+async def read_body(request: Request, take_room: Callable[[int], None]) -> bytes:
+    """The whole body; raises BodyTooLarge as soon as it is known to be too large, BodyEncoded, ClientGone.
+
+    `take_room` is told of each piece.
+    """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.strip().lower() not in ("identity", ""):
         raise BodyEncoded(f"content-encoding {encoding[:60]!r} is not supported; send the body as it is")
@@ -35,6 +69,7 @@ async def read_body(request: Request) -> bytes:
     body = bytearray()
     try:
         async for chunk in request.stream():
+            take_room(len(chunk))
             body += chunk
             if len(body) > MAX_BODY_BYTES:
                 raise _body_too_large()

@@ -278,7 +278,7 @@ PARAMETER_FIELDS: dict[str, Reader] = {
     "stop_token_ids": fields.token_ids(1024),
     "ignore_eos": fields.boolean,
     "logit_bias": fields.logit_bias(1024),
-    "allowed_token_ids": fields.token_ids(2**20),
+    "allowed_token_ids": lambda name, value: tuple(sorted(set(fields.token_ids(2**20)(name, value)))),
 }
 _GREEDY_OR_SAMPLED = "answers are sampled, or greedy at temperature 0"
 COMMON_FIELDS: dict[str, Reader] = PARAMETER_FIELDS | {

@@ -23,7 +23,7 @@ from everystop.observe.prometheus import render
 from everystop.server import protocol
 from everystop.server.auth import KeyGuard
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
-from everystop.server.http import read_body
+from everystop.server.http import Bodies, read_body
 from everystop.server.prompts import Parse, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
@@ -67,6 +67,7 @@ class Endpoints:
     def __init__(self, state: ServerState, tenants: Tenants) -> None:
         self._state = state
         self._tenants = tenants
+        self._bodies = Bodies()
         self._workers = ThreadPoolExecutor(2, "everystop-prepare")
 
     async def health(self, _request: Request) -> Response:
@@ -112,13 +113,14 @@ class Endpoints:
         return Visit(self._state, partial(self._complete, request, protocol.parse_chat))
 
     async def _complete(self, request: Request, parse: Parse) -> ASGIApp:
-        body, model = await read_body(request), self._state.model
-        if len(body) <= INLINE_BYTES:
-            parsed, prompts, params = prepare(model, parse, body)
-        else:
-            work = partial(prepare, model, parse, body)
-            parsed, prompts, params = await asyncio.get_running_loop().run_in_executor(self._workers, work)
-            self._state.check_open()
+        with self._bodies.room() as take_room:
+            body, model = await read_body(request, take_room), self._state.model
+            if len(body) <= INLINE_BYTES:
+                parsed, prompts, params = prepare(model, parse, body)
+            else:
+                work = partial(prepare, model, parse, body)
+                parsed, prompts, params = await asyncio.get_running_loop().run_in_executor(self._workers, work)
+                self._state.check_open()
         generation = self._state.board.open(
             prompts,
             params,
