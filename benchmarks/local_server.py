@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,7 @@ class LocalServer:
         self.screen: list[str] = []
 
     def __enter__(self) -> Self:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that ending this process ends the server, too
         self._errors = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             self._command, stdout=subprocess.PIPE, stderr=self._errors, text=True, cwd=ROOT, env=child_environment()
