@@ -245,6 +245,8 @@ def _output(
 ) -> StepOutput:
     if end is None:
         return StepOutput(request_id, tokens, logprobs)
-    error = f"the model produced {end.detail}" if end.reason is FinishReason.ERROR else None
+    error = None
+    if end.reason is FinishReason.ERROR:
+        error = f"no token could be chosen ({end.detail}): the numbers overflowed, or the settings allow no token"
     stop_reason = end.detail if end.reason is FinishReason.STOP else None
     return StepOutput(request_id, tokens, logprobs, end.reason.value, stop_reason, end.num_cached_tokens, error)
