@@ -216,8 +216,7 @@ void Decoder::plan_rows(const StepRow* rows, int64_t num_rows, int64_t num_padde
   for (int64_t r = 0; r < num_rows; ++r) {
     StepRow row = rows[r];
     RequestState& request = find(row.request_id);
-    // A finished request has no block for its last token if that would have begun one: any position costs the
-    // same.
+    // A finished request may have no block for its last token, where none was free.
     if (r >= num_rows - num_padded_rows) {
       const int64_t covered = static_cast<int64_t>(request.block_table.size()) * config_.block_size;
       row.start = std::min(row.start, covered - row.num_tokens);
@@ -500,9 +499,10 @@ void Decoder::sample(int64_t num_rows, int64_t num_padded_rows, int32_t* tokens)
   });
   for (const int64_t row : sampled_rows_) {
     PlannedRow& planned = rows_[static_cast<size_t>(row)];
-    if (row >= num_rows - num_padded_rows) continue;
-    if (planned.request->failed) tokens[row] = kFailedToken;
-    if (tokens[row] == kFailedToken) planned.request->failed = true;
+    if (row < num_rows - num_padded_rows) {
+      if (planned.request->failed) tokens[row] = kFailedToken;
+      if (tokens[row] == kFailedToken) planned.request->failed = true;
+    }
     const int64_t end = planned.start + planned.num_tokens;
     if (end == static_cast<int64_t>(planned.request->token_ids.size())) {
       planned.request->token_ids.push_back(std::max(tokens[row], 0));

@@ -208,6 +208,8 @@ class HashModelRunner:
         output_position = end - state.num_prompt_tokens
         token = sample(seen.digest(), state.params, state.choice_index, output_position, state.stop_ids)
         if is_padded:
+            if end == len(state.token_ids):
+                state.token_ids.append(token)  # a finished row goes on as if it were not
             return (token,)
         assert end == len(state.token_ids), "a row samples in the middle of what is known"
         state.token_ids.append(token)  # also where it failed: at depth 1 the next plan may already name it

@@ -65,6 +65,7 @@ class Batch:
         """A finished request keeps its slot, and, if it is padded, its blocks."""
         del self.running[request.request_id]
         self.held[request.slot] = request
+        request.num_in_flight = 0  # a row on its way is dropped when it is back
         if not padded:
             self._give_back(request)
 

@@ -509,10 +509,14 @@ class Scheduler:
         return riders
 
     def _write_padded_rows(self, plan: StepPlan, riders: list[tuple[Request, int]]) -> None:
-        """static-padded computes the last position of every finished row again; its last token may have no block."""
+        """Under static-padded, finished rows go on decoding until the whole batch is done, as in a padded `generate()`.
+        Without a free block, or at the longest length, a row computes its last position again.
+        """
         room = self.limits.max_num_batched_tokens - plan.num_tokens
         for request in list(self.batch.held.values())[:room]:
             if request.block_table:
+                if request.num_computed_tokens < self.limit_tokens and self._grow(request, plan):
+                    request.num_computed_tokens += 1
                 plan.rows.append(Row(request.request_id, request.num_computed_tokens - 1, 1, 0, 0))
                 riders.append((request, -1))
                 request.last_served_step = plan.step_id
