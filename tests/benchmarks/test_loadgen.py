@@ -116,7 +116,7 @@ def test_timed_jobs_are_sent_at_their_time_beside_the_closed_loop() -> None:
     done = run(whole_answer, workload)
     assert done.groups == ["all", "timed"]
     assert done.summary("timed")["exact_usage"] == 1
-    assert done.records[2].sent_s >= 0.05
+    assert done.records[2].sent_s >= 0.049  # the event loop counts in whole milliseconds
     assert done.summary("all")["requests"] == 2
 
 
