@@ -63,7 +63,7 @@ def step(scheduler: Scheduler) -> int:
 
 
 def milliseconds_a_step(scheduler: Scheduler, num_steps: int = NUM_STEPS) -> tuple[float, float]:
-    """Median and 99th percentile over many steps, with the collector off, as a server would run it between steps."""
+    """Median and 99th percentile over many steps, with the collector off, so that its pauses are not counted."""
     gc.collect()
     gc.disable()
     times = sorted(step(scheduler) / 1e6 for _ in range(num_steps))
