@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from everystop.core.plan import Row, StepPlan
-from everystop.sim.cost import CostError, CostModel, StepFeatures, TimedStep, fit, fit_line
+from everystop.core.step_time import StepFeatures
+from everystop.sim.cost import CostError, CostModel, TimedStep, fit, fit_line
 
 MODEL = CostModel(
     step_ns=5e6, token_ns=20_000, decode_context_ns=30, prefill_pair_ns=2, row_ns=4_000, host_ns=1_000, source="here"

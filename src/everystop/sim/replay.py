@@ -14,10 +14,11 @@ from typing import Any
 from everystop.core.errors import RecordError, RequestError
 from everystop.core.events import ArrivalEvent, Event, FinishEvent, StepEvent
 from everystop.core.plan import StepPlan, StepResult
+from everystop.core.step_time import StepFeatures
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import FILLER_TOKEN, SimulatedRunner
 from everystop.sim.clock import Clock
-from everystop.sim.cost import CostModel, StepFeatures, TimedStep, fit_line
+from everystop.sim.cost import CostModel, TimedStep, fit_line
 from everystop.sim.record import STOP_TOKEN, Record
 
 

@@ -13,10 +13,20 @@ _MAX_IDLE = 64
 
 
 class Share(NamedTuple):
-    """What a tenant may use: service in proportion to `weight`, and at most `max_running` requests at a time."""
+    """What a tenant may use, and what it is promised.
+
+    Service in proportion to `weight`; at most `max_running` requests at a time and `max_queued` waiting; `token_rate`
+    weighted tokens a second; `kv_share` of the KV cache's blocks, from 0 to 1; first tokens within `ttft_ns` of their
+    arrival and later ones within `itl_ns` of the one before. None is no limit, or no promise.
+    """
 
     weight: float = 1.0
     max_running: int | None = None
+    max_queued: int | None = None
+    token_rate: float | None = None
+    kv_share: float | None = None
+    ttft_ns: int | None = None
+    itl_ns: int | None = None
 
 
 @dataclass(slots=True)

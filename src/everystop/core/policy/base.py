@@ -78,6 +78,10 @@ class Policy:
         """Requests that wait for a reason of their own while `head` is the next to board; asked when that changes."""
         return ()
 
+    def step_target_ns(self, view: View) -> int | None:
+        """How long the step being planned should take at most, as far as this policy cares; asked at every step."""
+        return None
+
     def batch_ended(self, view: View) -> bool:
         """Held slots may be given back; asked at the start of a step while any is held."""
         return True

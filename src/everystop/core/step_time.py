@@ -1,0 +1,59 @@
+"""How long a step takes, as a line over what its plan computes; the coefficients come from a fit, a file or a guess.
+
+    t = step + token · tokens + decode_context · Σ context of decode rows + prefill_pair · Σ pairs of prefill rows
+        + row · rows + host
+
+A decode row is one of one token; its context is the tokens that it attends to. A prefill row of n tokens from position
+s on has n·s + n·(n + 1)/2 pairs of a token and one that it attends to. `host` is the time between steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from everystop.core.plan import StepPlan
+
+
+class StepFeatures(NamedTuple):
+    """What a step computes, as far as its time depends on it."""
+
+    num_tokens: int
+    decode_context: int
+    prefill_pairs: int
+    num_rows: int
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> StepFeatures:
+        """The features of a plan; padded rows are computed, so they count."""
+        num_tokens = decode_context = prefill_pairs = 0
+        for _, start, n, _, _ in plan.rows:
+            num_tokens += n
+            if n == 1:
+                decode_context += start + 1
+            else:
+                prefill_pairs += n * start + n * (n + 1) // 2
+        return cls(num_tokens, decode_context, prefill_pairs, len(plan.rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeModel:
+    """Nanoseconds per unit; see the module."""
+
+    step_ns: float = 0.0
+    token_ns: float = 0.0
+    decode_context_ns: float = 0.0
+    prefill_pair_ns: float = 0.0
+    row_ns: float = 0.0
+    host_ns: float = 0.0
+
+    def execute_ns(self, features: StepFeatures) -> float:
+        """Time of a step of these features, without the host's."""
+        num_tokens, decode_context, prefill_pairs, num_rows = features
+        return (
+            self.step_ns
+            + self.token_ns * num_tokens
+            + self.decode_context_ns * decode_context
+            + self.prefill_pair_ns * prefill_pairs
+            + self.row_ns * num_rows
+        )
