@@ -18,7 +18,8 @@ from everystop.core.step_time import StepFeatures
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import FILLER_TOKEN, SimulatedRunner
 from everystop.sim.clock import Clock
-from everystop.sim.cost import CostModel, TimedStep, fit_line
+from everystop.sim.cost import CostModel
+from everystop.sim.fit import TimedStep, fit_line
 from everystop.sim.record import STOP_TOKEN, Record
 
 

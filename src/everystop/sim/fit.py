@@ -1,0 +1,220 @@
+"""Fits a cost model to recorded steps, so that a step which another program held up does not bend it.
+
+Iteratively reweighted least squares over relative errors: a step far from the line, by the spread of the others, counts
+less (Huber 1964), and at last not at all (Beaton and Tukey 1974, the biweight). What the steps do not tell comes from a
+prior: each coefficient is drawn to it as if it had been known to within its own size, which many steps outweigh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+from statistics import median
+from typing import NamedTuple
+
+from everystop.core.step_time import StepFeatures, StepTimeModel
+from everystop.sim.cost import CostError, CostModel
+
+MIN_FIT_STEPS = 20
+HELD_OUT_SHARE = 0.2
+HUBER, BIWEIGHT = 1.345, 4.685  # in standard deviations; 95 % as efficient as least squares where nothing is held up
+HUBER_ROUNDS, MAX_ROUNDS = 6, 30
+MIN_SPREAD = 1e-3
+SETTLED = 1e-4
+DEVIATIONS = 1.4826  # standard deviations in a median absolute deviation, of normal errors
+
+# A 135M model on two cores: only the proportions matter, the size comes from the steps.
+PRIOR = StepTimeModel(step_ns=3e6, token_ns=2e5, decode_context_ns=1_200, prefill_pair_ns=250, row_ns=1e5)
+
+
+class TimedStep(NamedTuple):
+    """A recorded step: its features, the runner's time, and the host's since the step before (None after idling)."""
+
+    features: StepFeatures
+    execute_ns: int
+    host_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A model, and how far it is off on the recorded steps that it has not seen: the last fifth.
+
+    Errors are shares: of each step's time (median and 90th percentile), and of the sum of all times, with its sign.
+    `held_up_share` is the share of the fitted steps that were set aside.
+    """
+
+    model: CostModel
+    num_steps: int
+    num_held_out: int
+    median_error: float
+    p90_error: float
+    total_error: float
+    held_up_share: float
+
+
+def fit(steps: Sequence[TimedStep]) -> Fit:
+    """Fit a model to the first four fifths of the steps. Raises CostError if there are fewer than 20 steps."""
+    if len(steps) < MIN_FIT_STEPS:
+        raise CostError(f"{len(steps)} steps are too few to fit a cost model to; record at least {MIN_FIT_STEPS}")
+    num_fitted = len(steps) - int(len(steps) * HELD_OUT_SHARE)
+    model, held_up_share = _fit_model(steps[:num_fitted])
+    held_out = steps[num_fitted:]
+    pairs = [(model.execute_ns(step.features), step.execute_ns) for step in held_out]
+    errors = sorted(abs(predicted - real) / max(real, 1) for predicted, real in pairs)
+    total = sum(real for _, real in pairs)
+    return Fit(
+        model,
+        num_fitted,
+        len(held_out),
+        errors[len(errors) // 2],
+        errors[len(errors) * 9 // 10],
+        fsum(predicted for predicted, _ in pairs) / max(total, 1) - 1,
+        held_up_share,
+    )
+
+
+def fit_line(steps: Sequence[TimedStep]) -> CostModel:
+    """The model of these steps; of none, one that takes no time."""
+    return _fit_model(steps)[0]
+
+
+def _fit_model(steps: Sequence[TimedStep]) -> tuple[CostModel, float]:
+    """The model, and the share of the steps that it takes for held up."""
+    if not steps:
+        return CostModel(), 0.0
+    times = [float(max(1, step.execute_ns)) for step in steps]
+    scale = median(time / PRIOR.execute_ns(step.features) for time, step in zip(times, steps, strict=True))
+    prior = [
+        scale * value
+        for value in (PRIOR.step_ns, PRIOR.token_ns, PRIOR.decode_context_ns, PRIOR.prefill_pair_ns, PRIOR.row_ns)
+    ]
+    line = RobustLine([(1, *step.features) for step in steps], times, prior)
+    step_ns, token_ns, decode_context_ns, prefill_pair_ns, row_ns = line.coefficients
+    host_ns, host_row_ns = _fit_host(steps)
+    model = CostModel(
+        step_ns=step_ns,
+        token_ns=token_ns,
+        decode_context_ns=decode_context_ns,
+        prefill_pair_ns=prefill_pair_ns,
+        row_ns=row_ns,
+        host_ns=host_ns,
+        host_row_ns=host_row_ns,
+    )
+    return model, line.set_aside_share
+
+
+def _fit_host(steps: Sequence[TimedStep]) -> tuple[float, float]:
+    """Nanoseconds between steps: for each step, and for each row."""
+    gaps = [(step.features.num_rows, float(max(1, step.host_ns))) for step in steps if step.host_ns is not None]
+    if not gaps:
+        return 0.0, 0.0
+    typical = median(gap for _, gap in gaps)
+    line = RobustLine([(1, num_rows) for num_rows, _ in gaps], [gap for _, gap in gaps], [typical, 0.0])
+    host_ns, host_row_ns = line.coefficients
+    return host_ns, host_row_ns
+
+
+class RobustLine:
+    """Coefficients, none negative, of the line from `rows` to `times` (all above 0) that most of them lie near.
+
+    `prior` holds a guess for each coefficient; its unit is the guess or, where that is 0, what would explain the
+    longest time. `set_aside_share` is the share of rows that do not count at all.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[int]], times: Sequence[float], prior: Sequence[float]) -> None:
+        self._rows = rows
+        self._times = times
+        self._prior = prior
+        self._units = [
+            guess or max(times) / max(1, *column) for guess, column in zip(prior, zip(*rows, strict=True), strict=True)
+        ]
+        self._least = 1e-3 * median(times)
+        self.set_aside_share = 0.0
+        self.coefficients = self._fit()
+
+    def _fit(self) -> list[float]:
+        weights = [1.0 / time**2 for time in self._times]
+        coefficients, spread = self._solve(weights, MIN_SPREAD), MIN_SPREAD
+        for number in range(MAX_ROUNDS):
+            predicted = self._predict(coefficients)
+            off = [abs(time / guess - 1) for time, guess in zip(self._times, predicted, strict=True)]
+            spread = max(MIN_SPREAD, DEVIATIONS * median(off))
+            weigh = _huber if number < HUBER_ROUNDS else _biweight
+            shares = [weigh(x / spread) for x in off]
+            self.set_aside_share = sum(share == 0 for share in shares) / len(shares)
+            weights = [share / guess**2 for share, guess in zip(shares, predicted, strict=True)]
+            before, coefficients = predicted, self._solve(weights, spread)
+            after = self._predict(coefficients)
+            moved = max(abs(y / x - 1) for x, y in zip(before, after, strict=True))
+            if number > HUBER_ROUNDS and moved < SETTLED:
+                break
+        return coefficients
+
+    def _predict(self, coefficients: Sequence[float]) -> list[float]:
+        least = self._least
+        return [max(least, _dot(coefficients, row)) for row in self._rows]
+
+    def _solve(self, weights: Sequence[float], spread: float) -> list[float]:
+        """Weighted least squares with a ridge towards the prior, each coefficient counted in its own unit."""
+        units, ridge = self._units, spread**2
+        columns = range(len(units))
+        matrix = [[0.0] * len(units) for _ in columns]
+        right = [0.0] * len(units)
+        for i in columns:
+            weighted = [w * row[i] * units[i] for w, row in zip(weights, self._rows, strict=True)]
+            right[i] = fsum(w * time for w, time in zip(weighted, self._times, strict=True))
+            right[i] += ridge * self._prior[i] / units[i]
+            for j in range(i + 1):
+                matrix[i][j] = fsum(w * row[j] for w, row in zip(weighted, self._rows, strict=True)) * units[j]
+                matrix[j][i] = matrix[i][j]
+            matrix[i][i] += ridge
+        return [value * unit for value, unit in zip(_solve_from_zero(matrix, right), units, strict=True)]
+
+
+def _solve_from_zero(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """The solution without negative values: the most negative one is set to 0, and so on until none is."""
+    active = list(range(len(right)))
+    solution: list[float] = []
+    while active:
+        solution = _solve([[matrix[i][j] for j in active] for i in active], [right[i] for i in active])
+        lowest = min(range(len(active)), key=lambda k: solution[k])
+        if solution[lowest] >= 0:
+            break
+        del active[lowest]
+    values = [0.0] * len(right)
+    for j, value in zip(active, solution, strict=False):
+        values[j] = value
+    return values
+
+
+def _huber(deviations: float) -> float:
+    return 1.0 if deviations <= HUBER else HUBER / deviations
+
+
+def _biweight(deviations: float) -> float:
+    return (1 - (deviations / BIWEIGHT) ** 2) ** 2 if deviations < BIWEIGHT else 0.0
+
+
+def _dot(coefficients: Sequence[float], row: Sequence[int]) -> float:
+    total = 0.0
+    for coefficient, value in zip(coefficients, row, strict=True):
+        total += coefficient * value
+    return total
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Solve a small symmetric positive system by Gaussian elimination with row exchanges."""
+    n = len(right)
+    rows = [[*matrix[i], right[i]] for i in range(n)]
+    for k in range(n):
+        pivot = max(range(k, n), key=lambda i: abs(rows[i][k]))
+        rows[k], rows[pivot] = rows[pivot], rows[k]
+        for i in range(k + 1, n):
+            factor = rows[i][k] / rows[k][k]
+            rows[i] = [x - factor * y for x, y in zip(rows[i], rows[k], strict=True)]
+    solution = [0.0] * n
+    for k in reversed(range(n)):
+        known = fsum(rows[k][j] * solution[j] for j in range(k + 1, n))
+        solution[k] = (rows[k][n] - known) / rows[k][k]
+    return solution
