@@ -31,9 +31,10 @@ class Products(NamedTuple):
 
 
 class Decodes(NamedTuple):
-    """Measured attention of rows of one token: K and V bytes that all of them read."""
+    """Measured attention of rows of one token: K and V bytes that all of them read, and KV heads times rows."""
 
     num_bytes: Array
+    num_heads: Array
     ns: Array
 
 
@@ -60,7 +61,7 @@ class Errors(NamedTuple):
 def errors_of(predicted: Array, measured: Array) -> Errors:
     """How far predictions are off."""
     off = np.abs(predicted / measured - 1)
-    return Errors(float(np.median(off)), float(np.quantile(off, 0.9)), len(off))
+    return Errors(round(float(np.median(off)), 4), round(float(np.quantile(off, 0.9)), 4), len(off))
 
 
 def fit_products(gpu: Gpu, data: Products) -> tuple[Gpu, Errors]:
@@ -91,11 +92,13 @@ def fit_decodes(gpu: Gpu, data: Decodes) -> tuple[Gpu, Errors]:
     """The same GPU with the `decode_*` constants that suit these."""
 
     def predict(constants: Array) -> Array:
-        floor_ns, memory_share = constants
-        return floor_ns + NS_PER_S * data.num_bytes / (gpu.bytes_per_s * memory_share)
+        floor_ns, memory_share, head_ns = constants
+        memory_ns = NS_PER_S * data.num_bytes / (gpu.bytes_per_s * memory_share)
+        return np.asarray(floor_ns + np.hypot(memory_ns, head_ns * data.num_heads))
 
-    (floor_ns, memory_share), errors = search(predict, np.array([10_000.0, 0.8]), data.ns)
-    return replace(gpu, decode_floor_ns=floor_ns, decode_memory_share=memory_share, decode_error=errors.median), errors
+    (floor_ns, memory_share, head_ns), errors = search(predict, np.array([10_000.0, 0.8, 20.0]), data.ns)
+    found = replace(gpu, decode_floor_ns=floor_ns, decode_memory_share=memory_share, decode_head_ns=head_ns)
+    return replace(found, decode_error=errors.median), errors
 
 
 def fit_prefills(gpu: Gpu, data: Prefills) -> tuple[Gpu, Errors]:

@@ -176,7 +176,10 @@ def fit_profile(folder: Path, sheet: Gpu, shape: ModelShape) -> tuple[Gpu, dict[
     gpu, products = fit_products(sheet, _products(_curves(folder / "dense.csv"), shape))
     decodes = {key: ns for key, ns in attention.items() if not key[0]}
     num_bytes = [BF16_BYTES * 2 * shape.kv_size * num_rows * context for _, _, num_rows, context in decodes]
-    gpu, decode_errors = fit_decodes(gpu, Decodes(_array(num_bytes), _array(decodes.values())))
+    gpu, decode_errors = fit_decodes(
+        gpu,
+        Decodes(_array(num_bytes), _array(shape.num_kv_heads * key[2] for key in decodes), _array(decodes.values())),
+    )
     prompts = {key: ns for key, ns in attention.items() if not key[2]}
     gpu, prompt_errors = fit_prefills(
         gpu,
@@ -191,7 +194,7 @@ def fit_profile(folder: Path, sheet: Gpu, shape: ModelShape) -> tuple[Gpu, dict[
     gpu, mixed_errors = fit_mixed(
         gpu,
         _array(attention[chunk, before, 0, 0] for chunk, before, _, _ in mixed),
-        _array(decode_attention_ns(gpu, shape, num_rows * context) for _, _, num_rows, context in mixed),
+        _array(decode_attention_ns(gpu, shape, num_rows, num_rows * context) for _, _, num_rows, context in mixed),
         _array(attention[key] for key in mixed),
     )
     return gpu, {"products": products, "decodes": decode_errors, "prompts": prompt_errors, "both": mixed_errors}

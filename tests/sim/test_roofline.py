@@ -23,6 +23,7 @@ PLAIN = Gpu(
     gemm_middle_factor=1.25,
     decode_floor_ns=10_000,
     decode_memory_share=0.5,
+    decode_head_ns=20,
     prefill_floor_ns=12_000,
     prefill_compute_share=0.5,
     prefill_half_tokens=400,
@@ -72,7 +73,7 @@ def test_short_prompts_use_the_gpu_badly() -> None:
 
 def test_step_is_the_sum_of_its_parts() -> None:
     roofline = Roofline(gpu=PLAIN, shape=TINY, host_step_ns=0, host_row_ns=0)
-    parts = roofline.layers_ns(3) + 2 * roofline.attention_ns(300, 0, 0) + roofline.output_ns(3)
+    parts = roofline.layers_ns(3) + 2 * roofline.attention_ns(3, 300, 0, 0) + roofline.output_ns(3)
     assert roofline.plan_ns(decodes(3, 100)) == round(parts)
     assert roofline.plan_ns(decodes(3, 100)) == round(parts), "a known time is the same"
 
@@ -92,9 +93,9 @@ def test_chunk_that_samples_nothing_skips_the_output() -> None:
 def test_decodes_beside_a_prompt_can_be_slower() -> None:
     slower = Roofline(gpu=replace(PLAIN, mixed_decode_factor=2), shape=TINY)
     usual = Roofline(gpu=PLAIN, shape=TINY)
-    assert slower.attention_ns(5_000, 0, 0) == usual.attention_ns(5_000, 0, 0)
-    alone_ns = usual.attention_ns(5_000, 0, 0) - PLAIN.decode_floor_ns
-    assert slower.attention_ns(5_000, 20, 5) - usual.attention_ns(5_000, 20, 5) == pytest.approx(alone_ns)
+    assert slower.attention_ns(4, 5_000, 0, 0) == usual.attention_ns(4, 5_000, 0, 0)
+    alone_ns = usual.attention_ns(4, 5_000, 0, 0) - PLAIN.decode_floor_ns
+    assert slower.attention_ns(4, 5_000, 5, 20) - usual.attention_ns(4, 5_000, 5, 20) == pytest.approx(alone_ns)
 
 
 def test_shards_divide_the_weights_and_add_the_sums() -> None:

@@ -17,10 +17,10 @@ class Gpu:
     """Peaks of one GPU, and the share of them that its kernels reach; a floor is what the smallest kernel takes.
 
     A matrix product has `gemm_*`, attention of rows of one token `decode_*`, of longer ones `prefill_*`. Between 65 and
-    256 tokens a product takes `gemm_middle_factor` times as long as memory and arithmetic say. A prompt reaches half of
-    `prefill_compute_share` where each of its tokens attends to `prefill_half_tokens` tokens on average. Rows
-    of one token take `mixed_decode_factor` times as long in a step with a prompt. Errors are the medians of the shares
-    by which single kernels are off.
+    256 tokens a product takes `gemm_middle_factor` times as long as memory and arithmetic say. A KV head of a decoding
+    row takes `decode_head_ns`, unless reading takes longer; in a step with a prompt decodes take `mixed_decode_factor`
+    times as long. A prompt reaches half of `prefill_compute_share` where each of its tokens attends to
+    `prefill_half_tokens` tokens on average. Errors are the medians of the shares by which single kernels are off.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Gpu:
     gemm_middle_factor: float
     decode_floor_ns: float
     decode_memory_share: float
+    decode_head_ns: float
     prefill_floor_ns: float
     prefill_compute_share: float
     prefill_half_tokens: float
@@ -84,7 +85,65 @@ class ModelShape:
         return BF16_BYTES * (self.num_layers * layer + self.vocab_size * self.hidden_size // self.num_shards)
 
 
-GPUS: dict[str, Gpu] = {}
+GPUS = {
+    "h100": Gpu(
+        name="h100",
+        memory_bytes=85_899_345_920,
+        bytes_per_s=3.35e12,
+        flops_per_s=9.89e14,
+        gemm_floor_ns=3721,
+        gemm_memory_share=0.8881,
+        gemm_compute_share=0.8166,
+        gemm_middle_factor=1.002,
+        decode_floor_ns=11_310,
+        decode_memory_share=0.8757,
+        decode_head_ns=25.44,
+        prefill_floor_ns=13_270,
+        prefill_compute_share=0.5875,
+        prefill_half_tokens=493.3,
+        gemm_error=0.0494,
+        decode_error=0.0758,
+        prefill_error=0.0975,
+    ),
+    "h200": Gpu(
+        name="h200",
+        memory_bytes=151_397_597_184,
+        bytes_per_s=4.8e12,
+        flops_per_s=9.89e14,
+        gemm_floor_ns=4046,
+        gemm_memory_share=0.8456,
+        gemm_compute_share=0.8131,
+        gemm_middle_factor=0.9893,
+        decode_floor_ns=11_270,
+        decode_memory_share=0.8112,
+        decode_head_ns=26.06,
+        prefill_floor_ns=13_120,
+        prefill_compute_share=0.5821,
+        prefill_half_tokens=477.2,
+        gemm_error=0.0533,
+        decode_error=0.0809,
+        prefill_error=0.0964,
+    ),
+    "a100": Gpu(
+        name="a100",
+        memory_bytes=85_899_345_920,
+        bytes_per_s=2.039e12,
+        flops_per_s=3.12e14,
+        gemm_floor_ns=6050,
+        gemm_memory_share=0.7499,
+        gemm_compute_share=0.8074,
+        gemm_middle_factor=1.13,
+        decode_floor_ns=17_920,
+        decode_memory_share=0.6853,
+        decode_head_ns=35.39,
+        prefill_floor_ns=11_150,
+        prefill_compute_share=0.5955,
+        prefill_half_tokens=285.5,
+        gemm_error=0.067,
+        decode_error=0.0732,
+        prefill_error=0.1032,
+    ),
+}
 
 SHAPES = {
     shape.name: shape

@@ -1,7 +1,8 @@
 """How long a step takes on a GPU: every kernel by the slower of memory and arithmetic, above a floor.
 
 product     floor + (memory³ + arithmetic³)^(1/3), times a factor between 65 and 256 tokens
-attention   floor + KV bytes of decode rows / bandwidth + arithmetic of prefill rows, which short ones use badly
+attention   floor + KV bytes of decodes / bandwidth, or so much a KV head (the root of the sum of squares)
+            + arithmetic of prompts, for which short ones use the GPU badly
 the rest    norms, rotary embedding, cache write and activation: a floor each + bytes / bandwidth
 output      the last product and the sampler, for the rows that sample
 host        runs beside the GPU: a step takes the longer of the two
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import hypot
 from pathlib import Path
 
 from everystop.core.plan import StepPlan
@@ -41,10 +43,11 @@ def product_ns(gpu: Gpu, num_tokens: int, outputs: int, inputs: int) -> float:
     return gpu.gemm_floor_ns + NS_PER_S * seconds
 
 
-def decode_attention_ns(gpu: Gpu, shape: ModelShape, context: int) -> float:
-    """Time beyond the floor, in one layer, of rows of one token that together attend to `context` tokens."""
+def decode_attention_ns(gpu: Gpu, shape: ModelShape, num_rows: int, context: int) -> float:
+    """Time beyond the floor, in one layer, of `num_rows` rows of one token that together attend to `context` tokens."""
     num_bytes = BF16_BYTES * 2 * shape.kv_size * context
-    return NS_PER_S * num_bytes / (gpu.bytes_per_s * gpu.decode_memory_share)
+    memory_ns = NS_PER_S * num_bytes / (gpu.bytes_per_s * gpu.decode_memory_share)
+    return hypot(memory_ns, gpu.decode_head_ns * num_rows * shape.num_kv_heads / shape.num_shards)
 
 
 def prefill_attention_ns(gpu: Gpu, shape: ModelShape, pairs: int, num_tokens: int) -> float:
@@ -79,15 +82,15 @@ class Roofline:
         """Time from one step to the next for this plan; one that computes nothing takes none."""
         if not plan.rows:
             return 0
-        num_tokens = num_samples = context = pairs = num_prefill = 0
+        num_tokens = num_samples = num_decodes = context = pairs = 0
         for _, start, n, _, logits_from in plan.rows:
             num_tokens += n
             num_samples += logits_from < n
             if n == 1:
+                num_decodes += 1
                 context += start + 1
             else:
                 pairs += n * start + n * (n + 1) // 2
-                num_prefill += n
         known = self._known_ns
         layers_ns = known.get((True, num_tokens))
         if layers_ns is None:
@@ -95,7 +98,7 @@ class Roofline:
         output_ns = known.get((False, num_samples))
         if output_ns is None:
             output_ns = known[False, num_samples] = self.output_ns(num_samples)
-        attention_ns = self.shape.num_layers * self.attention_ns(context, pairs, num_prefill)
+        attention_ns = self.shape.num_layers * self.attention_ns(num_decodes, context, num_tokens - num_decodes, pairs)
         host_ns = self.host_step_ns + self.host_row_ns * len(plan.rows)
         return max(1, round(max(layers_ns + attention_ns + output_ns, host_ns)))
 
@@ -114,10 +117,10 @@ class Roofline:
             layer_ns += 2 * (self.reduce_floor_ns + NS_PER_S * sum_bytes / self.reduce_bytes_per_s)
         return shape.num_layers * layer_ns
 
-    def attention_ns(self, context: int, pairs: int, num_prefill: int) -> float:
-        """Attention of one layer: one kernel for rows of one token and longer ones."""
+    def attention_ns(self, num_decodes: int, context: int, num_prefill: int, pairs: int) -> float:
+        """Attention of one layer, in one kernel: `num_decodes` rows of one token, and longer ones of `num_prefill`."""
         gpu, shape = self.gpu, self.shape
-        decode_ns = decode_attention_ns(gpu, shape, context)
+        decode_ns = decode_attention_ns(gpu, shape, num_decodes, context)
         if not num_prefill:
             return gpu.decode_floor_ns + decode_ns
         prefill_ns = prefill_attention_ns(gpu, shape, pairs, num_prefill)
