@@ -146,6 +146,8 @@ def test_name_that_is_neither_preset_nor_file_lists_the_presets(
 ) -> None:
     with pytest.raises(CostError, match=r"no preset 'h300:llama-3.1-8b'.*h200.*llama-3.1-8b"):
         find_preset("h300:llama-3.1-8b")
+    with pytest.raises(CostError, match=r"no preset 'H200'"):
+        find_preset("H200")
     assert find_preset("cost.json") is None
     monkeypatch.chdir(tmp_path)
     (tmp_path / "odd:name.json").touch()

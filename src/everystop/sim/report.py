@@ -135,7 +135,7 @@ def describe_errors(fitted: Fit) -> str:
 def prediction_errors(report: ReplayReport) -> dict[str, float]:
     """How far simulated durations are off the recorded ones, as shares: "ttft_p50" to "e2e_p90"."""
     figures = replay_figures(report)
-    errors = {}
+    errors: dict[str, float] = {}
     for name in DURATIONS:
         recorded, simulated = figures["recorded"][f"{name}_ms"], figures["replayed"][f"{name}_ms"]
         errors |= {f"{name}_{p}": simulated[p] / recorded[p] - 1 for p in ("p50", "p90") if recorded[p]}

@@ -146,13 +146,13 @@ def describe_source(gpu: Gpu) -> str:
 
 
 def find_preset(name: str) -> Roofline | None:
-    """The preset of that name, in any case; None where the name is a file's. Raises CostError for "gpu:model" that is
-    neither.
+    """The preset of that name, in any case; None where the name is a file's. Raises CostError for "gpu:model", or a GPU
+    alone, that is neither.
     """
     gpu, colon, shape = name.lower().partition(":")
     if gpu in GPUS and shape in SHAPES:
         return Roofline(gpu=GPUS[gpu], shape=SHAPES[shape], source=f"{gpu}:{shape}, {describe_source(GPUS[gpu])}")
-    if colon and not Path(name).exists():
+    if (colon or gpu in GPUS) and not Path(name).exists():
         raise CostError(
             f"there is no preset {name!r}; presets are GPU:MODEL, of {', '.join(GPUS)} and {', '.join(SHAPES)}"
         )
