@@ -1,6 +1,6 @@
 """Recorded runs of vLLM beside what the simulator makes of their arrivals; prints every error.
 
-    python -m benchmarks.validate_vllm --traces DIR [--json]
+    python -m benchmarks.validate_vllm --traces DIR [--block-share X] [--json]
 
 DIR holds `vllm_measured/`, from LLMServingSim (github.com/casys-kaist/LLMServingSim at 5daddb21, bench/examples, MIT):
 two runs of vLLM 0.19.0 over 300 requests of ShareGPT's lengths, with the times of each request and the engine's
@@ -171,6 +171,7 @@ def step_times(run: RealRun, folder: Path) -> dict[str, StepCost]:
     fitted, errors = fit_profile(profile, sheet, SHAPES[PROFILED])
     for kind, found in errors.items():
         print(f"{run.gpu}, constants fitted to its profile: {kind} {found}", file=sys.stderr)
+    print(f"{run.gpu}: decodes beside a prompt take {fitted.mixed_decode_factor} times as long", file=sys.stderr)
     models: dict[str, StepCost] = {}
     if run.shape == SHAPES[PROFILED]:
         models["tables of its profile"] = LayerProfile.read(profile, run.shape)
@@ -185,11 +186,12 @@ def step_times(run: RealRun, folder: Path) -> dict[str, StepCost]:
     return models
 
 
-def validate(folder: Path) -> list[dict[str, Any]]:
-    """Every run under every model of step times and both rules for chunks."""
+def validate(folder: Path, block_share: float = 1.0) -> list[dict[str, Any]]:
+    """Every run under every model of step times and both rules for chunks, with that share of the KV blocks it had."""
     results = []
     for path in sorted(folder.glob("*/meta.json")):
         run = RealRun.read(path.parent)
+        run = replace(run, num_blocks=round(run.num_blocks * block_share))
         for cost_name, cost in step_times(run, folder).items():
             for rule, scheduler_class in SCHEDULERS.items():
                 times, scheduler = simulate(run, cost, scheduler_class)
@@ -224,9 +226,12 @@ def main(arguments: list[str]) -> int:
         prog="python -m benchmarks.validate_vllm", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--traces", metavar="DIR", type=Path, required=True, help="folder with vllm_measured")
+    parser.add_argument(
+        "--block-share", metavar="X", type=float, default=1.0, help="KV blocks over those that there were"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
-    results = validate(options.traces / "vllm_measured")
+    results = validate(options.traces / "vllm_measured", options.block_share)
     print(json.dumps(results, indent=1) if options.json else describe(results))
     return 0
 
