@@ -79,7 +79,7 @@ def num_prefill(step: StepEvent) -> int:
 
 def mixed(steps: list[StepEvent]) -> list[StepEvent]:
     """Steps with decodes and prefill."""
-    return [s for s in steps if len(s.plan.rows) > 4 and any(row.num_tokens > 1 for row in s.plan.rows)]
+    return [s for s in steps if len(s.plan.rows) > 4 and {1} < {min(row.num_tokens, 2) for row in s.plan.rows}]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
