@@ -52,13 +52,13 @@ class WholeChunks(Scheduler):
 
     def _deal_decodes(self, plan: Any, now_ns: int) -> Any:
         draft, prefilling = super()._deal_decodes(plan, now_ns)
-        draft.budget = _WholeBudget(draft.budget.tokens, draft.budget.prefill_tokens, self.kv.block_size)
+        draft.budget = _WholeBudget(draft.budget.tokens, None, self.kv.block_size)
         return draft, prefilling
 
 
 class _WholeBudget(StepBudget):
     def share(self, start: int, remaining: int, *, contended: bool) -> int:
-        return min(remaining, self.prefill_tokens)
+        return min(remaining, self.left_at(start))
 
 
 SCHEDULERS: dict[str, type[Scheduler]] = {"ours": Scheduler, "whole chunks": WholeChunks}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from everystop.core.plan import Row, StepPlan
-from everystop.core.step_time import StepFeatures
+from everystop.core.step_time import StepFeatures, StepTimeModel
 from everystop.sim.cost import CostError, CostModel
 from everystop.sim.fit import PRIOR, TimedStep, fit, fit_line
 
@@ -117,6 +117,15 @@ def test_what_the_steps_do_not_tell_comes_from_the_prior_in_proportion() -> None
         features = StepFeatures(num_rows, num_rows * dice.randint(10, 1_000), 0, num_rows)
         steps.append(TimedStep(features, round(PRIOR.execute_ns(features) / 10)))
     assert fit_line(steps).prefill_pair_ns == pytest.approx(PRIOR.prefill_pair_ns / 10, rel=0.01)
+
+
+def test_what_the_server_measured_when_it_started_is_the_better_guess() -> None:
+    """It ran on a quieter machine, three times as fast as now."""
+    start_up = StepTimeModel(step_ns=2e6, token_ns=7_000, decode_context_ns=9, prefill_pair_ns=5, row_ns=1_000)
+    steps = [
+        TimedStep(f, round(3 * start_up.execute_ns(f))) for f in (StepFeatures(n, 50 * n, 0, n) for n in range(1, 40))
+    ]
+    assert fit_line(steps, start_up).prefill_pair_ns == pytest.approx(15, rel=0.01)
 
 
 def test_host_includes_what_it_waits_for_http_but_not_one_long_stop() -> None:

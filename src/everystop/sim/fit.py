@@ -13,7 +13,8 @@ from math import fsum
 from statistics import median
 from typing import NamedTuple
 
-from everystop.core.step_time import StepFeatures, StepTimeModel
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepFeatures, StepTimeModel
+from everystop.core.step_time_fit import solve_nonnegative
 from everystop.sim.cost import CostError, CostModel
 
 MIN_FIT_STEPS = 20
@@ -24,7 +25,7 @@ MIN_SPREAD = 1e-3
 SETTLED = 1e-4
 DEVIATIONS = 1.4826  # standard deviations in a median absolute deviation, of normal errors
 
-# A 135M model on two cores: only the proportions matter, the size comes from the steps.
+# A 135M model on two cores, where the record does not tell what its server measured when it started.
 PRIOR = StepTimeModel(step_ns=5.5e6, token_ns=3.3e5, decode_context_ns=500, prefill_pair_ns=300, row_ns=5e4)
 
 
@@ -53,12 +54,15 @@ class Fit:
     held_up_share: float
 
 
-def fit(steps: Sequence[TimedStep]) -> Fit:
-    """Fit a model to the first four fifths of the steps. Raises CostError if there are fewer than 20 steps."""
+def fit(steps: Sequence[TimedStep], prior: StepTimeModel = UNKNOWN_STEP_TIMES) -> Fit:
+    """Fit a model to the first four fifths of the steps, drawn to the proportions of `prior`.
+
+    Raises CostError if there are fewer than 20 steps.
+    """
     if len(steps) < MIN_FIT_STEPS:
         raise CostError(f"{len(steps)} steps are too few to fit a cost model to; record at least {MIN_FIT_STEPS}")
     num_fitted = len(steps) - int(len(steps) * HELD_OUT_SHARE)
-    model, held_up_share = _fit_model(steps[:num_fitted])
+    model, held_up_share = _fit_model(steps[:num_fitted], prior)
     held_out = steps[num_fitted:]
     pairs = [(model.execute_ns(step.features), step.execute_ns) for step in held_out]
     errors = sorted(abs(predicted - real) / max(real, 1) for predicted, real in pairs)
@@ -74,22 +78,18 @@ def fit(steps: Sequence[TimedStep]) -> Fit:
     )
 
 
-def fit_line(steps: Sequence[TimedStep]) -> CostModel:
+def fit_line(steps: Sequence[TimedStep], prior: StepTimeModel = UNKNOWN_STEP_TIMES) -> CostModel:
     """The model of these steps; of none, one that takes no time."""
-    return _fit_model(steps)[0]
+    return _fit_model(steps, prior)[0]
 
 
-def _fit_model(steps: Sequence[TimedStep]) -> tuple[CostModel, float]:
+def _fit_model(steps: Sequence[TimedStep], prior: StepTimeModel) -> tuple[CostModel, float]:
     """The model, and the share of the steps that it takes for held up."""
     if not steps:
         return CostModel(), 0.0
     times = [float(max(1, step.execute_ns)) for step in steps]
-    scale = median(time / PRIOR.execute_ns(step.features) for time, step in zip(times, steps, strict=True))
-    prior = [
-        scale * value
-        for value in (PRIOR.step_ns, PRIOR.token_ns, PRIOR.decode_context_ns, PRIOR.prefill_pair_ns, PRIOR.row_ns)
-    ]
-    line = RobustLine([(1, *step.features) for step in steps], times, prior)
+    guess = _in_proportion(prior if prior.step_ns else PRIOR, steps, times)
+    line = RobustLine([(1, *step.features) for step in steps], times, guess)
     step_ns, token_ns, decode_context_ns, prefill_pair_ns, row_ns = line.coefficients
     host_ns, host_row_ns = _fit_host(steps)
     model = CostModel(
@@ -102,6 +102,13 @@ def _fit_model(steps: Sequence[TimedStep]) -> tuple[CostModel, float]:
         host_row_ns=host_row_ns,
     )
     return model, line.set_aside_share
+
+
+def _in_proportion(prior: StepTimeModel, steps: Sequence[TimedStep], times: Sequence[float]) -> list[float]:
+    """The coefficients of a prior, times what makes it right for half of the steps."""
+    scale = median(time / prior.execute_ns(step.features) for time, step in zip(times, steps, strict=True))
+    numbers = (prior.step_ns, prior.token_ns, prior.decode_context_ns, prior.prefill_pair_ns, prior.row_ns)
+    return [scale * number for number in numbers]
 
 
 def _fit_host(steps: Sequence[TimedStep]) -> tuple[float, float]:
@@ -142,7 +149,7 @@ class RobustLine:
 
     def _fit(self) -> list[float]:
         weights = [1.0 / time**2 for time in self._times]
-        coefficients, spread = self._solve(weights, MIN_SPREAD), MIN_SPREAD
+        coefficients, spread = self._weighted_solution(weights, MIN_SPREAD), MIN_SPREAD
         for number in range(MAX_ROUNDS):
             predicted = self._predict(coefficients)
             off = [abs(time / guess - 1) for time, guess in zip(self._times, predicted, strict=True)]
@@ -151,7 +158,7 @@ class RobustLine:
             shares = [weigh(x / spread) for x in off]
             self.set_aside_share = sum(share == 0 for share in shares) / len(shares)
             weights = [share / guess**2 for share, guess in zip(shares, predicted, strict=True)]
-            before, coefficients = predicted, self._solve(weights, spread)
+            before, coefficients = predicted, self._weighted_solution(weights, spread)
             after = self._predict(coefficients)
             moved = max(abs(y / x - 1) for x, y in zip(before, after, strict=True))
             if number > HUBER_ROUNDS and moved < SETTLED:
@@ -162,7 +169,7 @@ class RobustLine:
         least = self._least
         return [max(least, _dot(coefficients, row)) for row in self._rows]
 
-    def _solve(self, weights: Sequence[float], spread: float) -> list[float]:
+    def _weighted_solution(self, weights: Sequence[float], spread: float) -> list[float]:
         """Weighted least squares with a ridge towards the prior, each coefficient counted in its own unit."""
         units, ridge = self._units, spread**2
         columns = range(len(units))
@@ -176,23 +183,7 @@ class RobustLine:
                 matrix[i][j] = fsum(w * row[j] for w, row in zip(weighted, self._rows, strict=True)) * units[j]
                 matrix[j][i] = matrix[i][j]
             matrix[i][i] += ridge
-        return [value * unit for value, unit in zip(_solve_from_zero(matrix, right), units, strict=True)]
-
-
-def _solve_from_zero(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """The solution without negative values: the most negative one is set to 0, and so on until none is."""
-    active = list(range(len(right)))
-    solution: list[float] = []
-    while active:
-        solution = _solve([[matrix[i][j] for j in active] for i in active], [right[i] for i in active])
-        lowest = min(range(len(active)), key=lambda k: solution[k])
-        if solution[lowest] >= 0:
-            break
-        del active[lowest]
-    values = [0.0] * len(right)
-    for j, value in zip(active, solution, strict=False):
-        values[j] = value
-    return values
+        return [value * unit for value, unit in zip(solve_nonnegative(matrix, right), units, strict=True)]
 
 
 def _huber(deviations: float) -> float:
@@ -208,20 +199,3 @@ def _dot(coefficients: Sequence[float], row: Sequence[int]) -> float:
     for coefficient, value in zip(coefficients, row, strict=True):
         total += coefficient * value
     return total
-
-
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a small symmetric positive system by Gaussian elimination with row exchanges."""
-    n = len(right)
-    rows = [[*matrix[i], right[i]] for i in range(n)]
-    for k in range(n):
-        pivot = max(range(k, n), key=lambda i: abs(rows[i][k]))
-        rows[k], rows[pivot] = rows[pivot], rows[k]
-        for i in range(k + 1, n):
-            factor = rows[i][k] / rows[k][k]
-            rows[i] = [x - factor * y for x, y in zip(rows[i], rows[k], strict=True)]
-    solution = [0.0] * n
-    for k in reversed(range(n)):
-        known = fsum(rows[k][j] * solution[j] for j in range(k + 1, n))
-        solution[k] = (rows[k][n] - known) / rows[k][k]
-    return solution

@@ -112,7 +112,7 @@ def calibrate(path: Path, held_out: Path | None) -> CostModel:
     With a second record, that is also the error of its durations as simulated from its arrivals. Raises RecordError and
     CostError.
     """
-    fitted = fit(timed_steps(path))
+    fitted = fit(*timed_steps(path))
     words = describe_errors(fitted)
     errors = {"step_median": fitted.median_error, "step_p90": fitted.p90_error, "step_total": fitted.total_error}
     if held_out is not None:
