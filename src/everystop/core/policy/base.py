@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -14,9 +14,10 @@ AGEING_NS = 10_000_000_000
 
 
 class Wait(NamedTuple):
-    """Nobody boards before `until_ns`."""
+    """Nobody boards before `until_ns`, unless something happens meanwhile; `reason` is why those who wait do."""
 
     until_ns: int
+    reason: WaitReason = WaitReason.BATCH_FILL
 
 
 class SlotUse(Enum):
@@ -27,15 +28,26 @@ class SlotUse(Enum):
     PADDED = "padded"
 
 
+def _nothing_matched(request: Request) -> int:
+    return 0
+
+
 @dataclass(slots=True)
 class View:
-    """What a policy may see: the time and counts, as of this step."""
+    """What a policy may see: the time and counts, as of this step, and the size of the KV cache.
+
+    `num_matched_tokens(request)` is the length of the request's longest prefix that the cache holds now, in tokens;
+    asking pins nothing, and takes time in proportion to the request's blocks.
+    """
 
     now_ns: int = 0
     max_num_seqs: int = 0
     num_running: int = 0
     num_waiting: int = 0
     num_held: int = 0
+    num_blocks: int = 0
+    block_size: int = 1
+    num_matched_tokens: Callable[[Request], int] = _nothing_matched
 
 
 class Policy:
@@ -50,6 +62,13 @@ class Policy:
     may_displace: bool = False
     slot_use: SlotUse = SlotUse.FREE
     barrier_reason: WaitReason = WaitReason.BATCH_BARRIER
+
+    def check_add(self, request: Request, view: View) -> None:
+        """Raise RequestError to refuse a request before it is taken; notes nothing.
+
+        Asked once for the n choices of a client's request, with the first of them, before `on_add`; a request that is
+        refused is never heard of again.
+        """
 
     def on_add(self, request: Request, view: View) -> None:
         """Note that the request waits."""
@@ -71,8 +90,8 @@ class Policy:
         """Smaller keeps slot and blocks longer; must end in `request_id` so that it is unique."""
         return (request.request_id,)
 
-    def charge(self, request: Request, num_prefill: int, num_decode: int) -> None:
-        """Account for computed tokens, at each update."""
+    def charge(self, request: Request, num_prefill: int, num_decode: int, view: View) -> None:
+        """Account for computed tokens, at each update; the counts in `view` are those at its start."""
 
     def passed_over(self, head: Request) -> Iterable[tuple[Request, WaitReason]]:
         """Requests that wait for a reason of their own while `head` is the next to board; asked when that changes."""
