@@ -8,7 +8,17 @@ from typing import Any
 
 from tests.core.hash_model import EOS, STEP_NS, HashModelRunner, Solo, ends_stop_string, solo
 
-from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
+from everystop.core.events import (
+    AdmitEvent,
+    ArrivalEvent,
+    Event,
+    FinishEvent,
+    PreemptEvent,
+    RefuseEvent,
+    StepEvent,
+    WaitEvent,
+    WaitReason,
+)
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import AGEING_NS, Policy, Share
@@ -197,6 +207,8 @@ class Harness:
                 self.counts["resumes"] += event.resumed
             elif isinstance(event, PreemptEvent):
                 self.counts["preemptions"] += 1
+            elif isinstance(event, WaitEvent):
+                self.counts["waits of tenants"] += event.reason is WaitReason.TENANT_LIMIT
             elif isinstance(event, RefuseEvent):
                 self.refused.add(event.request_id)
                 self.counts[f"refused by {event.code}"] += 1

@@ -234,9 +234,9 @@ class ParrotServer:
         assert headers["content-type"] == "text/event-stream; charset=utf-8"
         return parse_events(answer)
 
-    def metric(self, name: str, label: str = "") -> float:
+    def metric(self, name: str, label: str = "", headers: Mapping[str, str] | None = None) -> float:
         """The sum of a metric's samples that have this label."""
-        lines = self.get("/metrics")[1].decode().splitlines()
+        lines = self.get("/metrics", headers)[1].decode().splitlines()
         named = [line for line in lines if line.partition("{")[0] == f"everystop_{name}" and label in line]
         values = [float(line.rpartition(" ")[2]) for line in named]
         assert values, name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -81,28 +80,27 @@ def test_priority_reaches_the_engine_under_its_policy_only() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_full_queue_of_a_tenant_is_429_with_the_numbers_and_when_to_come_back(stream: bool) -> None:
     policy = make_policy("fair", shares={"gold": Share(max_running=1, max_queued=2)})
-    gate = threading.Event()
     with parrot(tenants=GOLD, policy=policy) as server, ThreadPoolExecutor() as pool:
-        server.runner.before_step = lambda plan: gate.wait(20) and None
-        try:
-            running = [pool.submit(post, server, "k1") for _ in range(3)]
-            wait_until(lambda: server.scheduler.num_waiting == 2 and server.scheduler.num_running == 1)
-            body = {"prompt": "a", "max_tokens": 1, "stream": stream}
-            status, headers, answer = server.request("POST", COMPLETIONS, body, {"authorization": "Bearer k2"})
-            error = json.loads(answer)["error"]
-            assert (status, error["type"], error["code"]) == (429, "rate_limit_error", "tenant_queue_full")
-            assert 1 <= int(headers["retry-after"]) <= 600
-            assert "2 requests waiting" in error["message"]
-            assert "2 (max_queued)" in error["message"]
-            assert post(server, "k1", n=4) == 400, "no waiting makes room for so many"
-        finally:
-            gate.set()
+        server.runner.step_s = 0.02
+        running = [pool.submit(post, server, "k1", max_tokens=400, ignore_eos=True) for _ in range(3)]
+        wait_until(lambda: server.scheduler.num_waiting == 2 and server.scheduler.num_running == 1)
+        body = {"prompt": "a", "max_tokens": 1, "stream": stream}
+        status, headers, answer = server.request("POST", COMPLETIONS, body, {"authorization": "Bearer k2"})
+        status_of_four = post(server, "k1", n=4)
+        server.runner.step_s = 0
+        error = json.loads(answer)["error"]
+        assert (status, error["type"], error["code"]) == (429, "rate_limit_error", "tenant_queue_full")
+        assert 1 <= int(headers["retry-after"]) <= 600
+        assert "2 requests waiting" in error["message"]
+        assert "2 (max_queued)" in error["message"]
+        assert status_of_four == 400, "no waiting makes room for so many"
         assert [future.result() for future in running] == [200] * 3
         assert post(server, "k2") == 200, "there is room again"
-        assert server.metric("tenant_requests_refused_total", 'tenant="gold"') == 1 + 4
-        assert server.metric("requests_refused_total", 'error="TenantQueueFull"') == 1
-        assert server.metric("tenant_generation_tokens_total", 'tenant="gold"') == 4
-        assert server.metric("tenant_num_requests_waiting") == 0
+        key = {"authorization": "Bearer k1"}
+        assert server.metric("tenant_requests_refused_total", 'tenant="gold"', key) == 1 + 4
+        assert server.metric("requests_refused_total", 'error="TenantQueueFull"', key) == 1
+        assert server.metric("tenant_generation_tokens_total", 'tenant="gold"', key) == 3 * 400 + 1
+        assert server.metric("tenant_num_requests_waiting", headers=key) == 0
 
 
 def test_refused_choices_leave_nothing_behind() -> None:

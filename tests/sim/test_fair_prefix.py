@@ -60,18 +60,20 @@ def bound(weights: dict[str, float], quantum: int) -> float:
 def hot_and_cold(seed: int) -> list[Arrival]:
     """One tenant asks about one document, the other about another one each time: locality would serve the first."""
     rng = random.Random(seed)
-    return [*documents(rng, "a", 1_500, 1), *documents(rng, "b", 150, 150)]
+    return [*documents(rng, "a", 600, 1), *documents(rng, "b", 60, 60)]
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("weight", [1.0, 2.5])
+@pytest.mark.parametrize(("weight", "depth"), [(1.0, 0), (1.0, 1), (2.5, 0)])
 def test_service_of_backlogged_tenants_differs_by_no_more_than_the_bound(weight: float, depth: int) -> None:
     weights = {"a": 1.0, "b": weight}
     shares = {tenant: Share(one) for tenant, one in weights.items()}
-    gaps = [widest_gap(serve(FairPrefix(shares, QUANTUM), hot_and_cold(seed), depth), weights) for seed in range(3)]
+    gaps = [widest_gap(serve(FairPrefix(shares, QUANTUM), hot_and_cold(seed), depth), weights) for seed in range(2)]
     assert QUANTUM / 2 < max(gaps) <= bound(weights, QUANTUM)
-    unfair = widest_gap(serve(FairPrefix(shares, 10**9), hot_and_cold(0), depth), weights)
-    assert unfair > bound(weights, QUANTUM), "longest prefix match alone must be unfair to this traffic"
+
+
+def test_longest_prefix_match_alone_would_be_unfair_to_that_traffic() -> None:
+    weights = {"a": 1.0, "b": 1.0}
+    assert widest_gap(serve(FairPrefix(quantum=10**9), hot_and_cold(0)), weights) > bound(weights, QUANTUM)
 
 
 def test_more_prefix_hits_than_fair_at_the_same_shares() -> None:
@@ -79,6 +81,7 @@ def test_more_prefix_hits_than_fair_at_the_same_shares() -> None:
     rng = random.Random(5)
     arrivals = [a for tenant in "abc" for a in documents(rng, tenant, 160, 8)]
     rng.shuffle(arrivals)
+    arrivals = [arrival._replace(now_ns=i) for i, arrival in enumerate(arrivals)]
     runs = {policy: serve(policy, arrivals) for policy in (Fair(), FairPrefix(quantum=QUANTUM))}
     fair, local = runs.values()
     num_prompt = sum(arrival.num_prompt for arrival in arrivals)
