@@ -44,6 +44,7 @@ class Account:
     unit: int = ONE
     max_running: int | None = None
     max_blocks: int | None = None
+    block_size: int = 1
     rate: RateLimit | None = None
     counter: int = 0
     line: WaitingLine = field(default_factory=WaitingLine)
@@ -54,13 +55,14 @@ class Account:
     _last_boarding_ns: int | None = None
 
     @classmethod
-    def under(cls, share: Share, num_blocks: int) -> Account:
-        """A new account with this share of a server whose KV cache has `num_blocks` blocks."""
+    def under(cls, share: Share, view: View) -> Account:
+        """A new account with this share of the server in view."""
         return cls(
-            max(1, round(ONE / share.weight)),
-            share.max_running,
-            None if share.kv_share is None else int(share.kv_share * num_blocks),
-            None if share.token_rate is None else RateLimit(share.token_rate),
+            unit=max(1, round(ONE / share.weight)),
+            max_running=share.max_running,
+            max_blocks=None if share.kv_share is None else int(share.kv_share * view.num_blocks),
+            block_size=view.block_size,
+            rate=None if share.token_rate is None else RateLimit(share.token_rate),
         )
 
     @property
@@ -108,13 +110,13 @@ class Account:
         """A request is no longer on board, or was not."""
         self.num_blocks -= self.running.pop(request.request_id, 0)
 
-    def is_full_for(self, request: Request, block_size: int) -> bool:
+    def is_full_for(self, request: Request) -> bool:
         """A request would pass what the tenant may run or hold; never where it runs nothing."""
         if self.max_running is not None and len(self.running) >= self.max_running:
             return True
         if self.max_blocks is None or not self.running:
             return False
-        return self.num_blocks + request.num_tokens // block_size + 1 > self.max_blocks
+        return self.num_blocks + request.num_tokens // self.block_size + 1 > self.max_blocks
 
 
 class Accounts:
@@ -148,7 +150,7 @@ class Accounts:
 
     def peek(self, tenant: str, view: View) -> Account:
         """The tenant's account, or one like that which it would have; nothing is opened."""
-        return self._accounts.get(tenant) or Account.under(self.share(tenant), view.num_blocks)
+        return self._accounts.get(tenant) or Account.under(self.share(tenant), view)
 
     def competes(self, tenant: str) -> bool:
         """It is one of those of whom one boards next."""
@@ -163,15 +165,15 @@ class Accounts:
         account = self._accounts.get(tenant)
         if account is None:
             self._close_idle(view.now_ns)
-            account = self._accounts[tenant] = Account.under(self.share(tenant), view.num_blocks)
+            account = self._accounts[tenant] = Account.under(self.share(tenant), view)
         return account
 
-    def settle(self, tenant: str, view: View) -> None:
+    def settle(self, tenant: str, now_ns: int) -> None:
         """See whether the tenant competes now. The counter of one that did not is lifted to the floor."""
         account = self._accounts[tenant]
         head = account.line.head()
-        may_board = head is not None and not account.is_full_for(head, view.block_size)
-        has_paid = account.paid_ns() <= view.now_ns
+        may_board = head is not None and not account.is_full_for(head)
+        has_paid = account.paid_ns() <= now_ns
         competes = may_board and has_paid
         if competes and tenant not in self._competing:
             account.counter = max(account.counter, self._floor())
@@ -183,12 +185,12 @@ class Accounts:
         else:
             self._paying.pop(tenant, None)
 
-    def settle_paid(self, view: View) -> int | None:
+    def settle_paid(self, now_ns: int) -> int | None:
         """Let those compete who have paid meanwhile; returns when the next of the others will have, None for nobody."""
         if not self._paying:
             return None
-        for tenant in [name for name, account in self._paying.items() if account.paid_ns() <= view.now_ns]:
-            self.settle(tenant, view)
+        for tenant in [name for name, account in self._paying.items() if account.paid_ns() <= now_ns]:
+            self.settle(tenant, now_ns)
         return min((account.paid_ns() for account in self._paying.values()), default=None)
 
     def _floor(self) -> int:

@@ -90,8 +90,8 @@ class Policy:
         """Smaller keeps slot and blocks longer; must end in `request_id` so that it is unique."""
         return (request.request_id,)
 
-    def charge(self, request: Request, num_prefill: int, num_decode: int, view: View) -> None:
-        """Account for computed tokens, at each update; the counts in `view` are those at its start."""
+    def charge(self, request: Request, num_prefill: int, num_decode: int, now_ns: int) -> None:
+        """Account for computed tokens, at each update; the request may have lost its place since they were planned."""
 
     def passed_over(self, head: Request) -> Iterable[tuple[Request, WaitReason]]:
         """Requests that wait for a reason of their own while `head` is the next to board; asked when that changes."""

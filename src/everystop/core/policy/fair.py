@@ -68,14 +68,14 @@ class Fair(Policy):
         """The tenant's next request, which is this one if none waits, is within its limits."""
         if len(account.line):
             return self._accounts.competes(request.tenant)
-        return account.paid_ns() <= view.now_ns and not account.is_full_for(request, view.block_size)
+        return account.paid_ns() <= view.now_ns and not account.is_full_for(request)
 
     def on_add(self, request: Request, view: View) -> None:
         account = self._accounts.open(request.tenant, view)
         account.leave(request)
         account.parked.discard(request.request_id)
         account.line.push(request, -1 if request.num_preemptions else 0)
-        self._accounts.settle(request.tenant, view)
+        self._accounts.settle(request.tenant, view.now_ns)
 
     def on_admit(self, request: Request, view: View) -> None:
         account = self._accounts[request.tenant]
@@ -88,7 +88,7 @@ class Fair(Policy):
                 num_tokens = request.num_prompt_tokens - request.num_computed_tokens
                 self._boarded[request.request_id] = (account.counter, num_tokens)
                 account.charge(INPUT_COST * num_tokens, view.now_ns)
-        self._accounts.settle(request.tenant, view)
+        self._accounts.settle(request.tenant, view.now_ns)
 
     def on_remove(self, request: Request, view: View) -> None:
         account = self._accounts[request.tenant]
@@ -96,10 +96,10 @@ class Fair(Policy):
         account.parked.discard(request.request_id)
         account.leave(request)
         self._boarded.pop(request.request_id, None)
-        self._accounts.settle(request.tenant, view)
+        self._accounts.settle(request.tenant, view.now_ns)
 
     def pick(self, view: View) -> Request | Wait | None:
-        until_ns = self._accounts.settle_paid(view)
+        until_ns = self._accounts.settle_paid(view.now_ns)
         heads = [(account.counter, head) for account in self._accounts.competing() if (head := account.line.head())]
         if heads:
             return min(heads, key=lambda pair: (pair[0], pair[1].request_id))[1]
@@ -120,15 +120,15 @@ class Fair(Policy):
     def keep_key(self, request: Request, view: View) -> tuple[int, ...]:
         return (self._boarded[request.request_id][0], request.request_id)
 
-    def charge(self, request: Request, num_prefill: int, num_decode: int, view: View) -> None:
+    def charge(self, request: Request, num_prefill: int, num_decode: int, now_ns: int) -> None:
         account = self._accounts[request.tenant]
-        account.charge(OUTPUT_COST * num_decode, view.now_ns)
+        account.charge(OUTPUT_COST * num_decode, now_ns)
         if num_prefill:  # what the cache had after all is given back
             counter, num_charged = self._boarded[request.request_id]
             num_due = min(num_charged, request.num_prompt_tokens - request.num_cached_tokens)
             if num_due < num_charged:
                 self._boarded[request.request_id] = (counter, num_due)
-                account.charge(-INPUT_COST * (num_charged - num_due), view.now_ns)
+                account.charge(-INPUT_COST * (num_charged - num_due), now_ns)
         if account.is_limited:
             account.grow(request)
-            self._accounts.settle(request.tenant, view)
+            self._accounts.settle(request.tenant, now_ns)

@@ -76,7 +76,7 @@ class FairPrefix(Fair):
         num_each = MAX_LOOKUPS // len(creditors)
         for account in creditors:
             for request in self._offers_of(account, num_each):
-                if not account.is_full_for(request, view.block_size):
+                if not account.is_full_for(request):
                     yield account.counter, request
 
     def _offers_of(self, account: Account, num: int) -> list[Request]:
