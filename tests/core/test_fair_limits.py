@@ -369,7 +369,7 @@ def test_no_slot_is_free_while_anybody_may_take_it_and_nobody_takes_what_he_may_
         "small": Share(kv_share=0.05),
     }
     num_free_and_waiting = num_full = 0
-    for seed in range(6):
+    for seed in range(3):
         rng = random.Random(seed)
         scheduler = make_scheduler(
             policy=kind(shares), num_blocks=400, block_size=4, max_num_seqs=8, max_num_batched_tokens=512,

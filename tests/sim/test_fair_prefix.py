@@ -68,12 +68,15 @@ def test_service_of_backlogged_tenants_differs_by_no_more_than_the_bound(weight:
     weights = {"a": 1.0, "b": weight}
     shares = {tenant: Share(one) for tenant, one in weights.items()}
     gaps = [widest_gap(serve(FairPrefix(shares, QUANTUM), hot_and_cold(seed), depth), weights) for seed in range(2)]
+    print(f"\nweights 1 and {weight:g}: largest difference {max(gaps):,.0f} of {bound(weights, QUANTUM):,.0f}")
     assert QUANTUM / 2 < max(gaps) <= bound(weights, QUANTUM)
 
 
 def test_longest_prefix_match_alone_would_be_unfair_to_that_traffic() -> None:
     weights = {"a": 1.0, "b": 1.0}
-    assert widest_gap(serve(FairPrefix(quantum=10**9), hot_and_cold(0)), weights) > bound(weights, QUANTUM)
+    gap = widest_gap(serve(FairPrefix(quantum=10**9), hot_and_cold(0)), weights)
+    print(f"\nwithout an end to the quantum: {gap:,.0f}")
+    assert gap > bound(weights, QUANTUM)
 
 
 def test_more_prefix_hits_than_fair_at_the_same_shares() -> None:
@@ -86,6 +89,8 @@ def test_more_prefix_hits_than_fair_at_the_same_shares() -> None:
     fair, local = runs.values()
     num_prompt = sum(arrival.num_prompt for arrival in arrivals)
     hits = [sum(run.num_cached.values()) / num_prompt for run in (fair, local)]
+    print(f"\nprompt tokens from the cache, fair and fair-prefix: {hits[0]:.1%}, {hits[1]:.1%}; seconds: ", end="")
+    print(f"{fair.now_ns / NS_PER_S:.1f}, {local.now_ns / NS_PER_S:.1f}")
     assert hits[1] > 0.5
     assert hits[1] > 2 * hits[0]
     assert local.now_ns < 0.8 * fair.now_ns, "what need not be computed is time saved"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from everystop.core.events import WaitReason
 from everystop.core.request import Request
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 
 AGEING_NS = 10_000_000_000
 
@@ -34,7 +35,8 @@ def _nothing_matched(request: Request) -> int:
 
 @dataclass(slots=True)
 class View:
-    """What a policy may see: the time and counts, as of this step, and the size of the KV cache.
+    """What a policy may see: the time and counts, as of this step, the size of the KV cache, and what is known of step
+    times.
 
     `num_matched_tokens(request)` is the length of the request's longest prefix that the cache holds now, in tokens;
     asking pins nothing, and takes time in proportion to the request's blocks.
@@ -45,6 +47,7 @@ class View:
     num_running: int = 0
     num_waiting: int = 0
     num_held: int = 0
+    step_times: StepTimeModel = UNKNOWN_STEP_TIMES
     num_blocks: int = 0
     block_size: int = 1
     num_matched_tokens: Callable[[Request], int] = _nothing_matched
@@ -54,9 +57,9 @@ class Policy:
     """Owns its order over waiting requests and nothing else; keeps the oldest longest, unless overridden.
 
     `on_add` is called when a request starts to wait: at arrival, after a preemption, and when a fork's source is ready.
-    `on_admit` ends its waiting, `on_remove` its life: finished or aborted in any state. One that `add` refuses is never
-    heard of. With `may_displace`, who is picked and finds no room costs the tail of the keep order its place, if that
-    one's key is greater. `barrier_reason` says why others wait when `pick` returns None.
+    `on_admit` ends its waiting, `on_remove` its life: finished or aborted in any state. Of one that `add` refuses
+    only `check_add` hears. With `may_displace`, who is picked and finds no room costs the tail of the keep order its
+    place, if that one's key is greater. `barrier_reason` says why others wait when `pick` returns None.
     """
 
     may_displace: bool = False
@@ -66,8 +69,8 @@ class Policy:
     def check_add(self, request: Request, view: View) -> None:
         """Raise RequestError to refuse a request before it is taken; notes nothing.
 
-        Asked once for the n choices of a client's request, with the first of them, before `on_add`; a request that is
-        refused is never heard of again.
+        Asked with the first of the n choices of a client's request, for all of them (`params.n`); where that one was
+        refused, with the others too, so the answer must not depend on which it is.
         """
 
     def on_add(self, request: Request, view: View) -> None:
