@@ -91,7 +91,7 @@ def test_full_queue_of_a_tenant_is_429_with_the_numbers_and_when_to_come_back(st
         error = json.loads(answer)["error"]
         assert (status, error["type"], error["code"]) == (429, "rate_limit_error", "tenant_queue_full")
         assert 1 <= int(headers["retry-after"]) <= 600
-        assert "2 requests waiting" in error["message"]
+        assert "waiting requests: 2;" in error["message"]
         assert "2 (max_queued)" in error["message"]
         assert status_of_four == 400, "no waiting makes room for so many"
         assert [future.result() for future in running] == [200] * 3

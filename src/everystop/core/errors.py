@@ -85,8 +85,8 @@ class TenantQueueFull(RequestError):
     def __init__(self, num_waiting: int, n: int, max_queued: int, retry_after_s: int) -> None:
         more = "one more" if n == 1 else f"{n:,} more"
         super().__init__(
-            f"this tenant has {num_waiting:,} requests waiting, and with {more} there would be more than its "
-            f"{max_queued:,} (max_queued) without a place to run; try again in {retry_after_s:,} s",
+            f"this tenant's waiting requests: {num_waiting:,}; with {more} there would be more than {max_queued:,} "
+            f"(max_queued) without a place to run; try again in {retry_after_s:,} s",
             code="tenant_queue_full",
         )
         self.retry_after_s = retry_after_s

@@ -37,8 +37,7 @@ class Account:
     """One tenant: its service so far, divided by its weight, and who of its requests wait and run.
 
     `running` holds the blocks in the table of each request on board, `num_blocks` their sum (a block that two share
-    counts twice), `parked` those that wait for a sibling's prompt. `boarding_gap_ns` is the mean time between two of
-    its boardings while others of its requests waited.
+    counts twice), `parked` those that wait for a sibling's prompt.
     """
 
     unit: int = ONE
@@ -51,8 +50,9 @@ class Account:
     parked: set[int] = field(default_factory=set)
     running: dict[int, int] = field(default_factory=dict)
     num_blocks: int = 0
-    boarding_gap_ns: int = 0
-    _last_boarding_ns: int | None = None
+    _boarding_gap_ns: int = 0
+    _first_since_ns: int = 0
+    _has_queue: bool = False
 
     @classmethod
     def under(cls, share: Share, view: View) -> Account:
@@ -90,14 +90,27 @@ class Account:
         if self.rate is not None:
             self.rate.spend(cost, now_ns)
 
+    def wait(self, request: Request, now_ns: int) -> None:
+        """A request waits to board: one that was preempted before those that have not been on board."""
+        if not len(self.line):
+            self._first_since_ns = now_ns
+        self.line.push(request, -1 if request.num_preemptions else 0)
+
     def board(self, request: Request, now_ns: int) -> None:
         """A request is on board, with its blocks."""
         self.running[request.request_id] = len(request.block_table)
         self.num_blocks += len(request.block_table)
-        if self._last_boarding_ns is not None:
-            gap_ns = now_ns - self._last_boarding_ns
-            self.boarding_gap_ns = (3 * self.boarding_gap_ns + gap_ns) // 4 if self.boarding_gap_ns else gap_ns
-        self._last_boarding_ns = now_ns if len(self.line) else None
+        if self._has_queue:
+            gap_ns = now_ns - self._first_since_ns
+            self._boarding_gap_ns = (3 * self._boarding_gap_ns + gap_ns) // 4 if self._boarding_gap_ns else gap_ns
+        self._has_queue = len(self.line) > 0
+        self._first_since_ns = now_ns
+
+    def boarding_gap_ns(self, now_ns: int) -> int:
+        """The mean time between its boardings while others of its requests waited, or how long the first in line has
+        been the first, if that is longer.
+        """
+        return max(self._boarding_gap_ns, now_ns - self._first_since_ns if len(self.line) else 0)
 
     def grow(self, request: Request) -> None:
         """Note the blocks of a request, if it is on board."""

@@ -55,7 +55,7 @@ class Fair(Policy):
             num_free = 0
         excess = account.num_waiting + n - max(0, num_free) - share.max_queued
         if excess > 0:
-            retry_ns = max(excess * account.boarding_gap_ns, account.paid_ns() - view.now_ns)
+            retry_ns = max(excess * account.boarding_gap_ns(view.now_ns), account.paid_ns() - view.now_ns)
             retry_after_s = min(max(1, -(-retry_ns // NS_PER_S)), _MAX_RETRY_AFTER_S)
             raise TenantQueueFull(account.num_waiting, n, share.max_queued, retry_after_s)
 
@@ -74,7 +74,7 @@ class Fair(Policy):
         account = self._accounts.open(request.tenant, view)
         account.leave(request)
         account.parked.discard(request.request_id)
-        account.line.push(request, -1 if request.num_preemptions else 0)
+        account.wait(request, view.now_ns)
         self._accounts.settle(request.tenant, view.now_ns)
 
     def on_admit(self, request: Request, view: View) -> None:
