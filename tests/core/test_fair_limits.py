@@ -137,6 +137,20 @@ def test_retry_after_is_the_time_between_boardings_or_until_all_is_paid_for() ->
     harness.run()
 
 
+def test_tenant_that_has_paid_since_the_last_step_has_its_places_again() -> None:
+    harness = make_harness(Fair({"a": Share(max_queued=1, token_rate=10)}))
+    add(harness, "a", num_prompt=18, num_output=1)  # 20 tokens, of which 10 were saved up
+    harness.run()
+    add(harness, "a")
+    assert harness.loop.turn().wake_at_ns is not None
+    with pytest.raises(TenantQueueFull):
+        add(harness, "a")
+    harness.now_ns += NS_PER_S
+    add(harness, "a", 3)
+    harness.run()
+    assert len(harness.finished) == 5
+
+
 def test_server_without_max_queued_refuses_nobody() -> None:
     harness = make_harness(Fair({"a": Share(max_running=1)}))
     add(harness, "a", 500)

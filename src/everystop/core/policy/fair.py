@@ -49,6 +49,7 @@ class Fair(Policy):
         num_places = view.max_num_seqs if share.max_running is None else min(view.max_num_seqs, share.max_running)
         if n > num_places + share.max_queued:
             raise TooManyChoices(n, num_places + share.max_queued)
+        self._accounts.settle_paid(view.now_ns)
         account = self._accounts.peek(request.tenant, view)
         num_free = min(self._num_free_slots(account, view), num_places - len(account.running))
         if not self._may_board_next(request, account, view):
