@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
@@ -25,6 +26,7 @@ from everystop.observe.recorder import Recorder
 
 NUM_STEPS = 2_000
 NUM_PROMPT_TOKENS = 40
+ALLOCATION_ROWS = (16, 64, 256)
 
 
 def make_scheduler(num_running: int, num_waiting: int, recorder: Recorder | None = None) -> Scheduler:
@@ -71,17 +73,50 @@ def milliseconds_a_step(scheduler: Scheduler, num_steps: int = NUM_STEPS) -> tup
     return statistics.median(times), times[len(times) * 99 // 100]
 
 
-def allocations_a_row(scheduler: Scheduler) -> float:
-    """Blocks of memory that a step leaves behind, a row, in the median; every 32nd step takes and publishes blocks."""
+class Blocks(NamedTuple):
+    """Blocks of memory that one step takes: while its plan is out, and what is left when all is forgotten."""
+
+    while_out: float
+    left: float
+
+
+def blocks_of_a_step(num_rows: int) -> Blocks:
+    """Medians over 60 steps of `num_rows` decoders; every 32nd step takes and publishes cache blocks besides."""
+    scheduler = make_scheduler(num_rows, 0)
+    steps = [blocks_of_one_step(scheduler) for _ in range(64)][4:]
+    return Blocks(*(statistics.median(step[k] for step in steps) for k in (0, 1)))
+
+
+def blocks_of_one_step(scheduler: Scheduler) -> Blocks:
+    """What the interpreter has more of than before the step; the result itself is the runner's, and made before."""
+    rows: list[tuple[int, ...] | str] = [(0,)] * len(scheduler.running)
     gc.collect()
     gc.disable()
-    left = []
-    for _ in range(60):
-        before = sys.getallocatedblocks()
-        step(scheduler)
-        left.append((sys.getallocatedblocks() - before) / len(scheduler.running))
+    count, before = sys.getallocatedblocks, sys.getallocatedblocks()
+    plan = scheduler.schedule(0)
+    while_out = count() - before
+    scheduler.update(plan, StepResult(rows), 0)
+    del plan
+    left = count() - before
     gc.enable()
-    return statistics.median(left)
+    return Blocks(while_out, left)
+
+
+def line_through(points: dict[int, float]) -> tuple[float, float]:
+    """(slope, intercept) by least squares."""
+    mean_x, mean_y = statistics.mean(points), statistics.mean(points.values())
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points.items()) / sum((x - mean_x) ** 2 for x in points)
+    return slope, mean_y - slope * mean_x
+
+
+def print_allocations() -> None:
+    """Blocks a step at each number of rows, and the straight line through them: a row's share is its slope."""
+    blocks = {num_rows: blocks_of_a_step(num_rows) for num_rows in ALLOCATION_ROWS}
+    for name, title in (("while_out", "while the plan is out"), ("left", "left behind by a step")):
+        points = {num_rows: getattr(step, name) for num_rows, step in blocks.items()}
+        slope, intercept = line_through(points)
+        listed = ", ".join(f"{blocks:g} at {num_rows} rows" for num_rows, blocks in points.items())
+        print(f"blocks of memory {title}: {listed}; {slope:.3f} a row and {intercept:.1f} a step")
 
 
 def main() -> None:
@@ -94,7 +129,7 @@ def main() -> None:
     for num_waiting in (0, 10_000):
         median, _ = milliseconds_a_step(make_scheduler(64, num_waiting))
         print(f"  64 decoders, {num_waiting:6,} waiting: {median:.3f} ms a step")
-    print(f"left behind by a step of 64 decoders: {allocations_a_row(make_scheduler(64, 0)):.2f} allocations a row")
+    print_allocations()
     print_cost_of_recording()
 
 

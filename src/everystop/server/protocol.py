@@ -23,6 +23,8 @@ MAX_MESSAGES = 4096
 MAX_TOKENS = 2**31 - 1
 MAX_PRIORITY = 1000
 MAX_USER_CHARS = 256
+MAX_JSON_VALUES = 1_000_000
+_COUNTED_BYTES = 1 << 18
 
 Prompt = str | tuple[int, ...]
 
@@ -56,6 +58,7 @@ class Parsed:
 
 def parse_json(body: bytes) -> dict[str, Any]:
     """The JSON object in a body; strict JSON, so no NaN, no lone surrogates, no numbers beyond a double."""
+    _check_num_values(body)
     try:
         value = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
@@ -65,6 +68,20 @@ def parse_json(body: bytes) -> dict[str, Any]:
     if type(value) is not dict:
         raise RequestError("the body must be a JSON object", code="invalid_json")
     return value
+
+
+def _check_num_values(body: bytes) -> None:
+    """Refuse a body of so many values that making them would hold up every thread: the decoder keeps the interpreter
+    lock. Marks inside of texts count too, for a body is counted piece by piece, between which others may run.
+    """
+    num_marks = 0
+    for start in range(0, len(body) if len(body) > MAX_JSON_VALUES else 0, _COUNTED_BYTES):
+        num_marks += sum(body.count(mark, start, start + _COUNTED_BYTES) for mark in (b",", b"[", b"{"))
+        if num_marks > MAX_JSON_VALUES:
+            raise RequestError(
+                f"the body holds more than {MAX_JSON_VALUES:,} commas and brackets; send less at once",
+                code="body_too_complex",
+            )
 
 
 def parse_completion(body: Mapping[str, Any], limits: Limits) -> Parsed:
