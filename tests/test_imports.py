@@ -39,7 +39,7 @@ ALLOWED = {
         "everystop.core.request",
         ERRORS,
     },
-    "everystop.model": {ERRORS, NATIVE},
+    "everystop.model": {PARAMS, ERRORS, NATIVE},
     "everystop.runner": {"everystop.core.plan", PARAMS, ERRORS},
     "everystop.runner.native": {
         "everystop.model",

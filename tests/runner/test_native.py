@@ -324,9 +324,6 @@ def test_impossible_plans_are_refused_and_the_runner_lives(runner: NativeRunner,
     [
         ([*range(1, 40), 150], {}),
         ([*range(1, 40), -1], {}),
-        (range(1, 41), {"top_k": 2**70}),
-        (range(1, 41), {"logprobs": 1000}),
-        (range(1, 41), {"repetition_penalty": 1e-300}),
         (range(1, 41), {"allowed_token_ids": (150,)}),
         (range(1, 41), {"allowed_token_ids": (2**40,)}),
         (range(1, 41), {"logit_bias": ((150, 1.0),)}),
@@ -361,7 +358,9 @@ def test_an_engine_outlives_a_request_that_cannot_be_taken() -> None:
     engine.on_outputs = outputs.put
     engine.start()
     try:
-        engine.submit(Submit(engine.allocate_ids(1), (1, 2, 3), SamplingParams(top_k=2**70, max_tokens=9)))
+        engine.submit(
+            Submit(engine.allocate_ids(1), (1, 2, 3), SamplingParams(allowed_token_ids=(10**6,), max_tokens=9))
+        )
         (failed,) = outputs.get(timeout=20)
         assert failed.finish_reason == "error"
         assert NOT_TAKEN in str(failed.error)

@@ -20,11 +20,12 @@ MAX_SEQUENCES = 1024
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_MESSAGES = 4096
-MAX_TOKENS = 2**31 - 1
 MAX_PRIORITY = 1000
 MAX_USER_CHARS = 256
 MAX_JSON_VALUES = 1_000_000
 _COUNTED_BYTES = 1 << 18
+
+RANGES = SamplingParams.RANGES
 
 Prompt = str | tuple[int, ...]
 
@@ -281,26 +282,26 @@ STREAM_OPTION_FIELDS: dict[str, Reader] = {
 }
 
 PARAMETER_FIELDS: dict[str, Reader] = {
-    "min_tokens": fields.integer(0, MAX_TOKENS),
-    "temperature": fields.number(0, 100),
-    "top_p": fields.number(0, 1),
-    "top_k": lambda name, value: max(0, fields.integer(-1, MAX_TOKENS)(name, value)),
-    "min_p": fields.number(0, 1),
-    "repetition_penalty": fields.number(0.01, 100),
-    "presence_penalty": fields.number(-2, 2),
-    "frequency_penalty": fields.number(-2, 2),
-    "seed": lambda name, value: fields.integer(-(2**63), 2**64 - 1)(name, value) % 2**63,
+    "min_tokens": fields.within(*RANGES["min_tokens"]),
+    "temperature": fields.within(*RANGES["temperature"]),
+    "top_p": fields.within(*RANGES["top_p"]),
+    "top_k": lambda name, value: max(0, fields.within(-1, RANGES["top_k"][1])(name, value)),
+    "min_p": fields.within(*RANGES["min_p"]),
+    "repetition_penalty": fields.within(*RANGES["repetition_penalty"]),
+    "presence_penalty": fields.within(*RANGES["presence_penalty"]),
+    "frequency_penalty": fields.within(*RANGES["frequency_penalty"]),
+    "seed": lambda name, value: fields.within(*RANGES["seed"])(name, value) % 2**63,
     "n": fields.integer(1, MAX_N),
     "stop": fields.stop_strings(MAX_STOPS, MAX_STOP_CHARS),
     "stop_token_ids": fields.token_ids(1024),
     "ignore_eos": fields.boolean,
-    "logit_bias": fields.logit_bias(1024),
+    "logit_bias": fields.logit_bias(1024, SamplingParams.MAX_BIAS),
     "allowed_token_ids": lambda name, value: tuple(sorted(set(fields.token_ids(2**20)(name, value)))),
 }
 _GREEDY_OR_SAMPLED = "answers are sampled, or greedy at temperature 0"
 COMMON_FIELDS: dict[str, Reader] = PARAMETER_FIELDS | {
     "model": fields.string(1024),
-    "max_tokens": fields.integer(1, MAX_TOKENS),
+    "max_tokens": fields.within(*RANGES["max_tokens"]),
     "stream": fields.boolean,
     "stream_options": _read_stream_options,
     "cache_salt": fields.string(1024),
@@ -335,9 +336,9 @@ COMPLETION_FIELDS: dict[str, Reader] = COMMON_FIELDS | {
 }
 CHAT_FIELDS: dict[str, Reader] = COMMON_FIELDS | {
     "messages": _read_messages,
-    "max_completion_tokens": fields.integer(1, MAX_TOKENS),
+    "max_completion_tokens": fields.within(*RANGES["max_tokens"]),
     "logprobs": fields.boolean,
-    "top_logprobs": fields.integer(0, 20),
+    "top_logprobs": fields.within(*RANGES["logprobs"]),
     "tools": fields.only([], why="tools cannot be called"),
     "tool_choice": fields.only("none", "auto", why="tools cannot be called"),
     "parallel_tool_calls": fields.boolean,
