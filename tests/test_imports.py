@@ -76,6 +76,7 @@ ALLOWED = {
     },
     "everystop.server": {
         "everystop.engine",
+        "everystop.model.messages",
         "everystop.model.tokenizer",
         "everystop.observe",
         "everystop.config",

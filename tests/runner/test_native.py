@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
+from tests.model.builders import write_folder
 from tests.runner.models import (
     load_transformer,
     make_runner,
@@ -370,6 +374,41 @@ def test_an_engine_outlives_a_request_that_cannot_be_taken() -> None:
         assert (served.finish_reason, len(served.token_ids)) == ("length", 1)
     finally:
         engine.stop()
+
+
+OPEN_AT_THE_END = """
+import sys, threading, time
+from pathlib import Path
+from everystop.model.checkpoint import inspect_model
+from everystop.model.weights import load_model
+from everystop.runner.native import NativeRunner
+
+model = load_model(inspect_model(Path(sys.argv[1])), dtype="float32", num_threads=1)
+runner = NativeRunner(
+    model, num_blocks=8, block_size=32, max_num_batched_tokens=64, max_num_seqs=2, num_threads=2
+)
+
+def compute():
+    while True:
+        runner.logits([1] * 64)
+
+if sys.argv[2] == "busy":
+    threading.Thread(target=compute, daemon=True).start()
+    time.sleep(0.1)
+else:
+    runner.logits([1] * 64)
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "busy"])
+def test_a_process_that_ends_with_a_decoder_open_ends_cleanly(tmp_path: Path, state: str) -> None:
+    """A daemon thread that comes back from a step finds no interpreter any more; five times, for it is a race."""
+    folder = write_folder(tmp_path, random_transformer("llama"))
+    command = [sys.executable, "-c", OPEN_AT_THE_END, str(folder), state]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    for _ in range(5 if state == "busy" else 1):
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_weights_of_another_shape_are_refused() -> None:

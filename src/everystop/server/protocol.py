@@ -10,6 +10,7 @@ import msgspec
 
 from everystop.core.errors import RequestError, UnsupportedField
 from everystop.core.request import SamplingParams
+from everystop.model.messages import read_messages
 from everystop.server import fields
 from everystop.server.errors import ModelUnknown
 from everystop.server.fields import Reader, wrong
@@ -19,7 +20,6 @@ MAX_PROMPTS = 1024
 MAX_SEQUENCES = 1024
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
-MAX_MESSAGES = 4096
 MAX_PRIORITY = 1000
 MAX_USER_CHARS = 256
 MAX_JSON_VALUES = 1_000_000
@@ -212,69 +212,6 @@ def _read_stream_options(name: str, value: Any) -> dict[str, Any]:
     return fields.read_fields(value, STREAM_OPTION_FIELDS, f"{name}.")
 
 
-def _read_messages(name: str, value: Any) -> tuple[dict[str, Any], ...]:
-    if type(value) is not list or not value or len(value) > MAX_MESSAGES:
-        raise wrong(name, value, f"a list of 1 to {MAX_MESSAGES:,} messages")
-    return tuple(_read_message(f"{name}[{i}]", message) for i, message in enumerate(value))
-
-
-def _read_message(where: str, message: Any) -> dict[str, Any]:
-    """One message as the template gets it: text parts joined by line ends, no content as "", developer as system."""
-    if type(message) is not dict:
-        raise wrong(where, message, "an object with role and content")
-    read = fields.read_fields(message, MESSAGE_FIELDS, f"{where}.")
-    if "role" not in read:
-        raise RequestError(f"{where} has no role", param=f"{where}.role", code="missing_field")
-    if "content" not in read:
-        if not (read["role"] == "assistant" and read.get("tool_calls")):
-            raise RequestError(f"{where} has no content", param=f"{where}.content", code="missing_field")
-        read["content"] = ""
-    if read["role"] == "developer":
-        read["role"] = "system"
-    return {key: text for key, text in read.items() if key in TEMPLATE_KEYS}
-
-
-def _read_role(name: str, value: Any) -> str:
-    if type(value) is not str or value not in ROLES:
-        raise wrong(name, value, f"one of {', '.join(ROLES)}")
-    return value
-
-
-def _read_content(name: str, value: Any) -> str:
-    if type(value) is str:
-        return value
-    if type(value) is not list:
-        raise wrong(name, value, "a string or a list of text parts")
-    return "\n".join(_read_part(f"{name}[{i}]", part) for i, part in enumerate(value))
-
-
-def _read_part(where: str, part: Any) -> str:
-    if type(part) is not dict or type(part.get("type")) is not str:
-        raise wrong(where, part, 'an object such as {"type": "text", "text": "…"}')
-    if part["type"] != "text":
-        raise UnsupportedField(where, f"{where} is of type {fields.echo(part['type'])}; only text parts are supported")
-    if set(part) != {"type", "text"} or type(part["text"]) is not str:
-        raise wrong(where, part, '{"type": "text", "text": "…"} with a string')
-    return part["text"]
-
-
-def _read_tool_calls(name: str, value: Any) -> list[Any]:
-    if type(value) is not list or any(type(call) is not dict for call in value):
-        raise wrong(name, value, "a list of objects")
-    return value
-
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-TEMPLATE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
-MESSAGE_FIELDS: dict[str, Reader] = {
-    "role": _read_role,
-    "content": _read_content,
-    "name": fields.string(256),
-    "tool_calls": _read_tool_calls,
-    "tool_call_id": fields.string(256),
-    "annotations": fields.only([], why="annotations are not served"),
-}
-
 STREAM_OPTION_FIELDS: dict[str, Reader] = {
     "include_usage": fields.boolean,
     "include_obfuscation": fields.anything,
@@ -335,7 +272,7 @@ COMPLETION_FIELDS: dict[str, Reader] = COMMON_FIELDS | {
     "response_format": fields.only({"type": "text"}, why="only plain text is generated"),
 }
 CHAT_FIELDS: dict[str, Reader] = COMMON_FIELDS | {
-    "messages": _read_messages,
+    "messages": lambda name, value: read_messages(value, name),
     "max_completion_tokens": fields.within(*RANGES["max_tokens"]),
     "logprobs": fields.boolean,
     "top_logprobs": fields.within(*RANGES["logprobs"]),
