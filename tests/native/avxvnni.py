@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = Path(__file__).parent / "emulator"
-FLAGS = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror")
+FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror")
 
 
 def cpu_flags() -> set[str]:

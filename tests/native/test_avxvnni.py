@@ -46,12 +46,15 @@ def test_the_path_is_what_was_asked_for(process: Process) -> None:
 
 
 def test_int8_kernels_equal_their_naive_version(process: Process) -> None:
-    process.run_pytest(str(HERE / "test_linear.py"), "-k", "saturate or (int8 and alone) or naive_version_bit_for_bit")
+    """A few shapes: an emulated instruction takes microseconds."""
+    shapes = "1-1-1 or 6-32-64 or 7-33-65 or 5-64-1536"
+    process.run_pytest(str(HERE / "test_linear.py"), "-k", f"saturate or definition or (bit_for_bit and ({shapes}))")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_all_kernels(process: Process) -> None:
     names = ("test_linear.py", "test_attention.py", "test_norm.py", "test_rope.py", "test_sampling.py")
     process.run_pytest(
-        *(str(HERE / name) for name in names), "-k", "not every_path and not instruction_set", timeout_s=280
+        *(str(HERE / name) for name in names), "-k", "not every_path and not other_instruction", timeout_s=850
     )

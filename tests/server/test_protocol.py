@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.server.parrot import EOS, VOCAB, ParrotServer
 
 from everystop.core.errors import RequestError
-from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, MAX_JSON_VALUES, PARAMETER_FIELDS, parse_json
+from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, MAX_JSON_MARKS, PARAMETER_FIELDS, parse_json
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -157,9 +157,9 @@ def test_bodies_that_are_no_json_objects_are_refused(server: ParrotServer, body:
 def test_more_values_than_can_be_made_at_once_are_refused_undecoded(
     junk: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = b'{"metadata": [' + b",".join([junk] * (MAX_JSON_VALUES + 1)) + b"]}"
+    body = b'{"metadata": [' + b",".join([junk] * (MAX_JSON_MARKS + 1)) + b"]}"
     monkeypatch.setattr(msgspec.json, "decode", lambda _: pytest.fail("it was decoded"))
-    with pytest.raises(RequestError, match="more than 1,000,000 commas") as caught:
+    with pytest.raises(RequestError, match="more than 2,000,000 commas") as caught:
         parse_json(body)
     assert caught.value.code == "body_too_complex"
 

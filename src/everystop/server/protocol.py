@@ -22,7 +22,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_PRIORITY = 1000
 MAX_USER_CHARS = 256
-MAX_JSON_VALUES = 1_000_000
+MAX_JSON_MARKS = 2_000_000
 _COUNTED_BYTES = 1 << 18
 
 RANGES = SamplingParams.RANGES
@@ -59,7 +59,7 @@ class Parsed:
 
 def parse_json(body: bytes) -> dict[str, Any]:
     """The JSON object in a body; strict JSON, so no NaN, no lone surrogates, no numbers beyond a double."""
-    _check_num_values(body)
+    _check_num_marks(body)
     try:
         value = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
@@ -71,16 +71,16 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _check_num_values(body: bytes) -> None:
+def _check_num_marks(body: bytes) -> None:
     """Refuse a body of so many values that making them would hold up every thread: the decoder keeps the interpreter
     lock. Marks inside of texts count too, for a body is counted piece by piece, between which others may run.
     """
     num_marks = 0
-    for start in range(0, len(body) if len(body) > MAX_JSON_VALUES else 0, _COUNTED_BYTES):
+    for start in range(0, len(body) if len(body) > MAX_JSON_MARKS else 0, _COUNTED_BYTES):
         num_marks += sum(body.count(mark, start, start + _COUNTED_BYTES) for mark in (b",", b"[", b"{"))
-        if num_marks > MAX_JSON_VALUES:
+        if num_marks > MAX_JSON_MARKS:
             raise RequestError(
-                f"the body holds more than {MAX_JSON_VALUES:,} commas and brackets; send less at once",
+                f"the body holds more than {MAX_JSON_MARKS:,} commas and brackets; send less at once",
                 code="body_too_complex",
             )
 

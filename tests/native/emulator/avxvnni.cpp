@@ -122,8 +122,9 @@ const uint8_t* decode_address(const ucontext_t* context, const uint8_t* p, uint8
 
 // VEX.128/256.66.0F38.W0 50 to 53 /r; false for anything else.
 bool decode(const ucontext_t* context, const uint8_t* start, Instruction* out) {
+  if (start[0] != 0xc4) return false;
   const uint8_t vex1 = start[1], vex2 = start[2];
-  if (start[0] != 0xc4 || (vex1 & 0x1f) != 0x02 || (vex2 & 0x83) != 0x01) return false;
+  if ((vex1 & 0x1f) != 0x02 || (vex2 & 0x83) != 0x01) return false;
   if (start[3] < 0x50 || start[3] > 0x53) return false;
   const uint8_t modrm = start[4];
   const int reg_high = vex1 & 0x80 ? 0 : 8, index_high = vex1 & 0x40 ? 0 : 8, base_high = vex1 & 0x20 ? 0 : 8;

@@ -67,7 +67,7 @@ void compare(const char* form, bool words, bool saturates, int lanes, const Vect
     const Vector sum = random_vector(), a = random_vector(), b = random_vector();                        \
     Vector result;                                                                                       \
     relative_operand = b;                                                                                \
-    const uint8_t *beside = b.bytes - 1024, *nearer = beside + 64;                                       \
+    const uintptr_t beside = reinterpret_cast<uintptr_t>(b.bytes) - 1024, nearer = beside + 64;          \
     const int64_t index = 128;                                                                           \
     asm volatile("vmovdqa (%[sum]), %%ymm" dst                                                           \
                  "\n\t"                                                                                  \
@@ -75,7 +75,7 @@ void compare(const char* form, bool words, bool saturates, int lanes, const Vect
                  "\n\t"                                                                                  \
                  "vmovdqa (%[b]), %%ymm" two                                                             \
                  "\n\t"                                                                                  \
-                 "%{vex%} " name " " text                                                                  \
+                 "%{vex%} " name " " text                                                                \
                  "\n\t"                                                                                  \
                  "vmovdqa %%ymm" dst ", (%[result])\n\tvzeroupper"                                       \
                  :                                                                                       \
