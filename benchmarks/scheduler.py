@@ -3,7 +3,8 @@
     PYTHONPATH=src python benchmarks/scheduler.py
 
 Targets on one core: schedule and update together under 0.35 ms at 64 running decoders and under 1.3 ms at 256; a decode
-row that changes nothing costs no allocation but its place in the plan, and leaves none behind; 10,000 waiting requests add nothing to a step.
+row that changes nothing costs no allocation but its place in the plan, and leaves none behind; 10,000 waiting requests
+add nothing to a step.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import queue
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,17 @@ def test_a_request_that_cannot_be_taken_fails_alone(
     again = admitted(2, range(1, 40), [0, 1])
     plan = StepPlan(2, rows=[Row(2, 0, 39, 0, 38)], admitted=[again], released=[2, 1])
     assert runner.execute(plan).rows == [(first,)]
+
+
+def test_choices_share_their_allowed_ids(runner: NativeRunner) -> None:
+    """Converted once for the n choices of a request, which have one tuple; never mixed up with another's."""
+    few, many = SamplingParams(allowed_token_ids=(7,)), SamplingParams(allowed_token_ids=(8, 9))
+    first = runner._allowed_ids(few)
+    assert runner._allowed_ids(replace(few, seed=3)) is first
+    requests = [admitted(i, [1, 2, 3], [i], few if i % 2 else many, choice_index=i) for i in range(6)]
+    rows = runner.execute(StepPlan(0, rows=[Row(i, 0, 3, 0, 2) for i in range(6)], admitted=requests)).rows
+    assert rows[1::2] == [(7,)] * 3
+    assert {row[0] for row in rows[::2]} <= {8, 9}
 
 
 def test_an_engine_outlives_a_request_that_cannot_be_taken() -> None:
