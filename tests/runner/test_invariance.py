@@ -238,7 +238,7 @@ def test_the_avxvnni_path_on_a_cpu_without_it(tmp_path: Path, dtype: str) -> Non
         "import sys; from tests.runner.invariance import check_small_matrix; print(check_small_matrix(*sys.argv[1:]))"
     )
     process = Process(tmp_path, must_trap=dtype == "int8")
-    output = process.run_python("-c", code, str(folder), dtype, "4", "70", timeout_s=550)
+    output = process.run_python("-c", code, str(folder), dtype, "3", "40", timeout_s=550)
     assert output.strip() == str({"isa": "avxvnni", "cases": 3})
 
 
