@@ -33,11 +33,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from everystop.core.plan import StepPlan, StepResult
+from everystop.core.recording import RECORD_VERSION
 from everystop.core.request import Request
 
 log = logging.getLogger("everystop.recorder")
 
-RECORD_VERSION = 1
 CALLS_PER_BATCH = 256
 KEY_DIGITS = 32
 
