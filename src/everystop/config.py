@@ -128,7 +128,30 @@ class Config:
         most=1_000_000_000,
     )
     tenants: str | None = _setting(
-        None, "--tenants", "policy fair: a TOML file with the tenants' keys, weights and limits", group=SCHEDULER
+        None,
+        "--tenants",
+        "policies fair and deadline: a TOML file with the tenants' keys, weights and limits, or targets",
+        group=SCHEDULER,
+    )
+    ttft_target_ms: float | None = _setting(
+        None,
+        "--ttft-target-ms",
+        "policy deadline: a first token is due so many milliseconds after its request, where neither the request nor "
+        "its tenant says (default: 1000)",
+        group=SCHEDULER,
+        parse=float,
+        least=1,
+        most=3_600_000,
+    )
+    itl_target_ms: float | None = _setting(
+        None,
+        "--itl-target-ms",
+        "policy deadline: a later token is due so many milliseconds after the one before, where neither the request "
+        "nor its tenant says (default: no promise)",
+        group=SCHEDULER,
+        parse=float,
+        least=1,
+        most=3_600_000,
     )
     threads: int | None = _setting(
         None,
@@ -182,8 +205,13 @@ class Config:
             raise ConfigError("--api-key is empty or has blanks at its ends; give the key itself")
         if not self.ageing > 0:
             raise ConfigError(f"--ageing is {self.ageing:g}; it must be above 0 seconds")
-        if self.tenants is not None and self.policy != "fair":
-            raise ConfigError(f"--tenants needs --policy fair; the policy {self.policy} does not tell tenants apart")
+        if self.tenants is not None and self.policy not in ("fair", "deadline"):
+            raise ConfigError(
+                f"--tenants needs --policy fair or deadline; the policy {self.policy} does not tell tenants apart"
+            )
+        for flag, target in (("--ttft-target-ms", self.ttft_target_ms), ("--itl-target-ms", self.itl_target_ms)):
+            if target is not None and self.policy != "deadline":
+                raise ConfigError(f"{flag} needs --policy deadline; the policy {self.policy} has no targets")
 
 
 def _check(setting: Field[Any], value: Any) -> None:

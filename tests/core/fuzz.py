@@ -119,6 +119,8 @@ class Episode:
             "ignore_eos": rng.random() < 0.7,
             "eos_token_ids": eos(),
             "priority": rng.randrange(6),
+            "ttft_target_ns": rng.choice([None, None, 4_000_000, 80_000_000]),
+            "itl_target_ns": rng.choice([None, None, 500_000, 3_000_000]),
             "tenant": rng.choice("aabc"),
             "cache_salt": rng.choice(["", "", "", "a"]),
             "logit_bias": rng.choice([(), (), ((3, 1.0),)]),

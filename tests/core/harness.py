@@ -11,19 +11,22 @@ from tests.core.hash_model import EOS, STEP_NS, HashModelRunner, Solo, ends_stop
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import AGEING_NS, Policy, Share
+from everystop.core.policy import AGEING_NS, Policy, Share, Targets
 from everystop.core.policy import make_policy as make_core_policy
 from everystop.core.request import FinishReason, Request, RequestState, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.loop import StepLoop, Turn
 
-POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair")
-SHARES = {"b": Share(2.0, 2)}
+POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "deadline")
+SHARES = {"b": Share(2.0, 2, ttft_ns=30 * STEP_NS)}
+TARGETS = Targets(ttft_ns=12 * STEP_NS)
 
 
 def make_policy(name: str, batch_wait_ns: int = 0, ageing_ns: int = AGEING_NS) -> Policy:
-    """A policy by name; under `fair`, tenant b has two shares and runs two requests at most."""
-    return make_core_policy(name, batch_wait_ns=batch_wait_ns, ageing_ns=ageing_ns, shares=SHARES)
+    """A policy by name; tenant b has two shares and runs two requests at most under `fair`, and has more time under
+    `deadline`.
+    """
+    return make_core_policy(name, batch_wait_ns=batch_wait_ns, ageing_ns=ageing_ns, shares=SHARES, targets=TARGETS)
 
 
 def make_request(request_id: int, prompt: int | Sequence[int] = 8, **fields: Any) -> Request:
@@ -41,6 +44,8 @@ _REQUEST_FIELDS = {
     "choice_index",
     "tenant",
     "priority",
+    "ttft_target_ns",
+    "itl_target_ns",
     "cache_salt",
     "adapter",
     "block_keys",

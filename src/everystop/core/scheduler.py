@@ -595,7 +595,7 @@ class Scheduler:
                 break
         if self._charges:
             num_prefill = row.num_tokens if row.num_tokens > 1 or not tokens else 0
-            self.policy.charge(request, num_prefill, num_accepted)
+            self.policy.charge(request, num_prefill, num_accepted, now_ns)
         if request.num_computed_tokens >= (request.num_published_blocks + 1) * self.kv.block_size:
             self.kv.publish(request, request.num_computed_tokens)
         if self.siblings.has_parked(request) and request.num_computed_tokens >= request.num_prompt_tokens - 1:

@@ -57,3 +57,6 @@ class StepTimeModel:
             + self.prefill_pair_ns * prefill_pairs
             + self.row_ns * num_rows
         )
+
+
+UNKNOWN_STEP_TIMES = StepTimeModel()

@@ -3,9 +3,9 @@
 A record is gzip-compressed JSON, one array or object a line:
 
     {"everystop_record": 1, "limits": {...}, "kv": {...}, "policy": "continuous", "batch_wait_ns": 0,
-     "ageing_ns": 0, "shares": [[weight, max_running], ...]}
+     "ageing_ns": 0, "shares": [the fields of each `Share`, ...], "targets": [ttft_ns, itl_ns]}
     ["add", now_ns, request_id, group_id, choice_index, num_prompt_tokens, max_tokens, min_tokens, n, num_stop_ids,
-            tenant, priority]
+            tenant, priority, and if it has targets of its own: ttft_target_ns, itl_target_ns]
     ["refuse", ... the same ...]
     ["abort", now_ns, request_id]
     ["schedule", now_ns, num_rows, num_tokens, fingerprint of the plan]
@@ -27,7 +27,7 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -56,7 +56,8 @@ class Recorder:
         policy: str,
         batch_wait_ns: int = 0,
         ageing_ns: int = 0,
-        shares: Mapping[str, tuple[float, int | None]] | None = None,
+        shares: Mapping[str, Sequence[Any]] | None = None,
+        targets: Sequence[int | None] = (),
     ) -> None:
         self._file = gzip.open(path, "wt", compresslevel=4, encoding="ascii")  # noqa: SIM115 (closed by the thread)
         self._path = path
@@ -67,6 +68,7 @@ class Recorder:
             "batch_wait_ns": batch_wait_ns,
             "ageing_ns": ageing_ns,
             "shares": [list(share) for share in shares.values()],
+            "targets": list(targets),
         }
         self._calls: list[tuple[Any, ...]] = []
         self._batches: SimpleQueue[list[tuple[Any, ...]] | None] = SimpleQueue()
@@ -167,6 +169,7 @@ class _Formatter:
         if kind == "add":
             self._requests[request.request_id] = request
         params = request.params
+        targets = [request.ttft_target_ns, request.itl_target_ns]
         return [
             kind,
             now_ns,
@@ -180,6 +183,7 @@ class _Formatter:
             len(request.stop_ids),
             self._tenants.setdefault(request.tenant, len(self._tenants)),
             request.priority,
+            *(targets if targets != [None, None] else ()),
         ]
 
     def _update(self, now_ns: int, plan: StepPlan, result: StepResult) -> list[Any]:

@@ -8,6 +8,7 @@ from everystop.core.errors import ConfigError
 from everystop.core.policy.accounts import Share
 from everystop.core.policy.base import AGEING_NS, Policy, View, Wait
 from everystop.core.policy.continuous import Continuous
+from everystop.core.policy.deadline import DEFAULT_TARGETS, Deadline, Targets
 from everystop.core.policy.fair import Fair
 from everystop.core.policy.priority import Priority
 from everystop.core.policy.shortest import Shortest
@@ -15,8 +16,10 @@ from everystop.core.policy.static import Static, StaticPadded
 
 __all__ = [
     "AGEING_NS",
+    "DEFAULT_TARGETS",
     "POLICIES",
     "Continuous",
+    "Deadline",
     "Fair",
     "Policy",
     "Priority",
@@ -24,12 +27,13 @@ __all__ = [
     "Shortest",
     "Static",
     "StaticPadded",
+    "Targets",
     "View",
     "Wait",
     "make_policy",
 ]
 
-POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair")
+POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "deadline")
 
 
 def make_policy(
@@ -38,9 +42,10 @@ def make_policy(
     batch_wait_ns: int = 0,
     ageing_ns: int = AGEING_NS,
     shares: Mapping[str, Share] | None = None,
+    targets: Targets = DEFAULT_TARGETS,
 ) -> Policy:
     """The policy of that name, one of `POLICIES`; `batch_wait_ns` concerns the static ones only, `ageing_ns` priority
-    and shortest, and `shares` (by tenant) fair.
+    and shortest, `shares` (by tenant) fair and deadline, and `targets` deadline.
     """
     if name == "continuous":
         return Continuous()
@@ -54,4 +59,6 @@ def make_policy(
         return Shortest(ageing_ns)
     if name == "fair":
         return Fair(shares)
+    if name == "deadline":
+        return Deadline(targets, shares)
     raise ConfigError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from everystop.core.events import WaitReason
 from everystop.core.request import Request
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 
 AGEING_NS = 10_000_000_000
 
@@ -29,13 +30,14 @@ class SlotUse(Enum):
 
 @dataclass(slots=True)
 class View:
-    """What a policy may see: the time and counts, as of this step."""
+    """What a policy may see: the time and counts, as of this step, and what is known of step times."""
 
     now_ns: int = 0
     max_num_seqs: int = 0
     num_running: int = 0
     num_waiting: int = 0
     num_held: int = 0
+    step_times: StepTimeModel = UNKNOWN_STEP_TIMES
 
 
 class Policy:
@@ -71,8 +73,8 @@ class Policy:
         """Smaller keeps slot and blocks longer; must end in `request_id` so that it is unique."""
         return (request.request_id,)
 
-    def charge(self, request: Request, num_prefill: int, num_decode: int) -> None:
-        """Account for computed tokens, at each update."""
+    def charge(self, request: Request, num_prefill: int, num_decode: int, now_ns: int) -> None:
+        """Account for computed tokens, at each update; the request may have lost its place since they were planned."""
 
     def passed_over(self, head: Request) -> Iterable[tuple[Request, WaitReason]]:
         """Requests that wait for a reason of their own while `head` is the next to board; asked when that changes."""

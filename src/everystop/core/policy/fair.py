@@ -72,7 +72,7 @@ class Fair(Policy):
     def keep_key(self, request: Request, view: View) -> tuple[int, ...]:
         return (self._boarded[request.request_id][0], request.request_id)
 
-    def charge(self, request: Request, num_prefill: int, num_decode: int) -> None:
+    def charge(self, request: Request, num_prefill: int, num_decode: int, now_ns: int) -> None:
         account = self._accounts[request.tenant]
         account.charge(OUTPUT_COST * num_decode)
         if num_prefill:  # what the cache had after all is given back

@@ -1,0 +1,232 @@
+"""Deadlines: who can be on time goes first, who cannot is put back and not forgotten, and steps know how long they may
+last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.core.harness import STEP_NS, Harness, make_request, make_scheduler
+
+from everystop.core.events import AdmitEvent, PreemptEvent, WaitEvent, WaitReason
+from everystop.core.policy import Deadline, Share, Targets
+from everystop.core.policy.deadline import LATE_TURN, LENGTH_WEIGHT
+from everystop.core.request import Request
+from everystop.core.step_time import StepTimeModel
+
+LONG_NS = 10**12
+
+
+def make_harness(
+    *,
+    ttft_ns: int = LONG_NS,
+    itl_ns: int | None = None,
+    token_ns: float = 0.0,
+    shares: dict[str, Share] | None = None,
+    depth: int = 0,
+    **settings: Any,
+) -> Harness:
+    """A harness over the policy, to which a token seems to take `token_ns`."""
+    policy = Deadline(Targets(ttft_ns, itl_ns), shares)
+    scheduler = make_scheduler(policy=policy, **settings)
+    scheduler.view.step_times = StepTimeModel(token_ns=token_ns)
+    return Harness(scheduler, depth=depth)
+
+
+def boarded(harness: Harness) -> list[int]:
+    return [event.request_id for event in harness.events if isinstance(event, AdmitEvent)]
+
+
+def target_ns(harness: Harness) -> int | None:
+    """What the policy would allow a step that is planned now."""
+    return harness.scheduler.policy.step_target_ns(harness.scheduler._look(harness.now_ns))
+
+
+def test_earliest_deadline_boards_first_and_the_request_knows_better_than_its_tenant() -> None:
+    harness = make_harness(ttft_ns=500 * STEP_NS, shares={"b": Share(ttft_ns=300 * STEP_NS)}, max_num_seqs=1)
+    harness.add(make_request(0, 4, max_tokens=2))
+    harness.add(make_request(1, 4, max_tokens=2, tenant="b"))
+    harness.add(make_request(2, 4, max_tokens=2, tenant="b", ttft_target_ns=400 * STEP_NS))
+    harness.add(make_request(3, 4, max_tokens=2, tenant="c", ttft_target_ns=200 * STEP_NS))
+    harness.run()
+    assert boarded(harness) == [3, 1, 2, 0]
+
+
+def test_arrival_counts_where_targets_are_equal() -> None:
+    harness = make_harness(ttft_ns=500 * STEP_NS, max_num_seqs=1)
+    for request_id, early_by in enumerate([0, 0, 150, 50]):
+        harness.add(make_request(request_id, 4, max_tokens=60, ttft_target_ns=(500 - early_by) * STEP_NS))
+        for _ in range(20):
+            harness.turn()
+    harness.run()
+    assert boarded(harness) == [0, 2, 3, 1]
+
+
+def test_length_is_weighed_against_the_deadline() -> None:
+    """A token seems to take a millisecond: 100 tokens count as much as 400 ms."""
+    ms = 1_000_000
+    for gap, order in [(390, [1, 2, 0]), (410, [1, 0, 2])]:
+        harness = make_harness(token_ns=ms, max_num_seqs=1, max_num_batched_tokens=512)
+        harness.add(make_request(0, 110, max_tokens=1, ttft_target_ns=LONG_NS))
+        harness.add(make_request(1, 10, max_tokens=1, ttft_target_ns=LONG_NS))
+        harness.add(make_request(2, 10, max_tokens=1, ttft_target_ns=LONG_NS + gap * ms))
+        harness.run()
+        assert boarded(harness) == order
+    assert LENGTH_WEIGHT == 4
+
+
+@pytest.mark.parametrize(("num_prompt", "is_late"), [(40, False), (60, True)])
+def test_request_that_could_not_even_alone_be_on_time_is_put_back(num_prompt: int, is_late: bool) -> None:
+    """A slot is free after 30 steps; a token seems to take a step, and the first is due 80 steps after arrival."""
+    harness = make_harness(token_ns=STEP_NS, max_num_seqs=1, max_num_batched_tokens=512)
+    harness.add(make_request(0, 4, max_tokens=30))
+    harness.turn()
+    harness.add(make_request(1, num_prompt, max_tokens=2, ttft_target_ns=80 * STEP_NS))
+    harness.add(make_request(2, 4, max_tokens=2, ttft_target_ns=800 * STEP_NS))
+    harness.run()
+    assert boarded(harness) == ([0, 2, 1] if is_late else [0, 1, 2])
+    reasons = [e.reason for e in harness.events if isinstance(e, WaitEvent) and e.request_id == 1]
+    assert (WaitReason.LATE in reasons) == is_late
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_late_requests_have_every_eighth_turn_in_the_order_in_which_they_were_late(depth: int) -> None:
+    """Requests that are on time stream in for ever, one for each that a slot is free for."""
+    harness = make_harness(max_num_seqs=1, depth=depth)
+    harness.add(make_request(0, 4, max_tokens=20))
+    for request_id in range(1, 6):
+        harness.add(make_request(request_id, 4, max_tokens=2, ttft_target_ns=(15 - request_id) * STEP_NS))
+    next_id = 6
+    while 5 not in harness.finished or not all(i in harness.finished for i in range(1, 6)):
+        while harness.scheduler.num_waiting < 8:
+            harness.add(make_request(next_id, 4, max_tokens=2))
+            next_id += 1
+        harness.turn()
+    places = [boarded(harness).index(request_id) for request_id in range(1, 6)]
+    late = sorted(places)
+    assert all(b - a == LATE_TURN for a, b in zip(late, late[1:], strict=False)), "one in eight, no more, no less"
+    assert late[-1] <= 1 + LATE_TURN * 5, "the k-th within 8 k boardings"
+    assert places == sorted(places, reverse=True), "due soonest, so late first"
+    harness.run()
+
+
+def test_late_requests_fill_what_nobody_on_time_wants() -> None:
+    harness = make_harness(max_num_seqs=2)
+    for request_id in range(6):
+        harness.add(make_request(request_id, 4, max_tokens=5, ttft_target_ns=1))
+    harness.turn()
+    assert boarded(harness) == [0, 1]
+    assert harness.run() <= 20
+
+
+def test_late_request_counts_as_due_when_it_boards() -> None:
+    """So nobody who arrives later with as much time computes a prompt, or keeps blocks, before it."""
+    harness = make_harness(ttft_ns=10 * STEP_NS, max_num_seqs=3, max_num_batched_tokens=32, num_blocks=200)
+    harness.add(make_request(0, 4, max_tokens=30))
+    harness.add(make_request(1, 4, max_tokens=30))
+    harness.add(make_request(2, 4, max_tokens=30))
+    harness.turn()
+    late = harness.add(make_request(3, 400, max_tokens=2))
+    while late.request_id not in harness.scheduler.running:
+        harness.turn()
+    fresh = harness.add(make_request(4, 300, max_tokens=2))
+    harness.turn()
+    view, policy = harness.scheduler._look(harness.now_ns), harness.scheduler.policy
+    assert policy.keep_key(late, view) < policy.keep_key(fresh, view)
+    harness.run()
+
+
+def preempted_once(depth: int) -> tuple[Harness, Request]:
+    """Two requests outgrow the pool, and the one that is due later loses its place; it has a target for its tokens."""
+    harness = make_harness(num_blocks=5, max_num_seqs=2, depth=depth)
+    harness.add(make_request(0, 20, max_tokens=40, ttft_target_ns=LONG_NS))
+    victim = harness.add(make_request(1, 20, max_tokens=40, ttft_target_ns=2 * LONG_NS, itl_target_ns=STEP_NS))
+    while not harness.counts["preemptions"]:
+        harness.turn()
+    return harness, victim
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_preempted_request_is_never_late_and_returns_by_its_rank(depth: int) -> None:
+    harness, victim = preempted_once(depth)
+    harness.add(make_request(2, 20, max_tokens=2, ttft_target_ns=3 * LONG_NS))
+    harness.now_ns += 2 * LONG_NS
+    harness.run()
+    assert [e.request_id for e in harness.events if isinstance(e, PreemptEvent)] == [1]
+    assert boarded(harness) == [0, 1, 1, 2]
+    assert victim.num_preemptions == 1
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_step_may_last_until_the_first_running_decoder_is_due(depth: int) -> None:
+    harness = make_harness(depth=depth, max_num_seqs=4)
+    assert target_ns(harness) is None
+    harness.add(make_request(0, 4, max_tokens=30))
+    harness.turn()
+    harness.turn()
+    assert target_ns(harness) is None, "nobody has a target"
+    harness.add(make_request(1, 4, max_tokens=20, itl_target_ns=7 * STEP_NS))
+    harness.add(make_request(2, 4, max_tokens=9, itl_target_ns=3 * STEP_NS))
+    while len(harness.output(2)) < 2:
+        harness.turn()
+    assert target_ns(harness) == 3 * STEP_NS
+    harness.now_ns += STEP_NS
+    assert target_ns(harness) == 2 * STEP_NS
+    harness.now_ns += 9 * STEP_NS
+    assert target_ns(harness) == 0, "it is overdue"
+    while 2 not in harness.finished:
+        harness.turn()
+    assert target_ns(harness) == 7 * STEP_NS
+    harness.run()
+    assert target_ns(harness) is None
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_request_that_lost_its_place_shortens_no_step(depth: int) -> None:
+    """Also where a token of it was on its way."""
+    harness, victim = preempted_once(depth)
+    for _ in range(3):
+        harness.turn()
+        assert victim.request_id not in harness.scheduler.running
+        assert target_ns(harness) is None
+    harness.run()
+
+
+@pytest.mark.parametrize(("of_request", "of_tenant", "expected"), [(2, 3, 2), (None, 3, 3), (None, None, 5)])
+def test_target_for_later_tokens_is_the_requests_or_its_tenants_or_the_default(
+    of_request: int | None, of_tenant: int | None, expected: int
+) -> None:
+    share = Share(itl_ns=None if of_tenant is None else of_tenant * STEP_NS)
+    harness = make_harness(itl_ns=5 * STEP_NS, shares={"a": share})
+    own_ns = None if of_request is None else of_request * STEP_NS
+    harness.add(make_request(0, 4, max_tokens=5, tenant="a", itl_target_ns=own_ns))
+    harness.turn()
+    assert target_ns(harness) == expected * STEP_NS
+    harness.run()
+
+
+def test_choices_that_waited_for_their_siblings_prompt_are_not_late() -> None:
+    harness = make_harness(ttft_ns=3 * STEP_NS, max_num_seqs=2, max_num_batched_tokens=32, num_blocks=100)
+    harness.add_group(0, 600, 2, max_tokens=2)
+    harness.turn()
+    for _ in range(10):
+        harness.turn()
+    harness.add(make_request(5, 8, max_tokens=2))
+    harness.run()
+    assert boarded(harness) == [0, 1, 5]
+
+
+def test_policy_forgets_whoever_has_left() -> None:
+    harness = make_harness(ttft_ns=5 * STEP_NS, itl_ns=STEP_NS, max_num_seqs=2)
+    for request_id in range(9):
+        harness.add(make_request(request_id, 4, max_tokens=9))
+    for _ in range(8):
+        harness.turn()
+    for request_id in range(9):
+        harness.abort(request_id)
+    harness.run()
+    policy = harness.scheduler.policy
+    assert isinstance(policy, Deadline)
+    assert not (policy._ranks or policy._deadlines_ns or policy._itl_ns or policy._due_ns)
+    assert not len(policy._line) + len(policy._late)
