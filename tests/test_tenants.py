@@ -9,7 +9,7 @@ import pytest
 from everystop.assembly import policy_settings
 from everystop.config import Config
 from everystop.core.errors import ConfigError
-from everystop.core.policy import Share
+from everystop.core.policy import Share, Targets
 from everystop.tenants import Tenant, Tenants, read_tenants
 
 FILE = """
@@ -20,6 +20,16 @@ weight = 2.5
 max_running = 16
 keys = ["sk-1", "sk-2"]
 [tenant."a b"]
+"""
+TARGETS = """
+[tenant.chat]
+ttft_ms = 250
+itl_ms = 12.5
+keys = ["sk-3"]
+[tenant.batch]
+ttft_ms = 60_000
+[tenant.plain]
+weight = 1
 """
 
 
@@ -55,7 +65,9 @@ def test_policy_gets_the_shares_of_the_file(tmp_path: Path) -> None:
         ('[tenant.a]\nweight = "2"', ["tenant.a.weight", "'2'"]),
         ("[tenant.a]\nmax_running = 0", ["tenant.a.max_running", "from 1"]),
         ("[tenant.a]\nmax_running = true", ["tenant.a.max_running", "True"]),
-        ("[tenant.a]\nmax_queued = 3", ["'max_queued'", "weight, max_running, keys"]),
+        ("[tenant.a]\nttft_ms = 0.5", ["tenant.a.ttft_ms", "0.5", "1 to 3.6e+06"]),
+        ('[tenant.a]\nitl_ms = "20"', ["tenant.a.itl_ms", "'20'"]),
+        ("[tenant.a]\nmax_queued = 3", ["'max_queued'", "weight, max_running, ttft_ms, itl_ms, keys"]),
         ('[tenant.a]\nkeys = ["k"]\n[tenant.b]\nkeys = ["k"]', ["a and b share a key"]),
         ('[tenants.a]\nkeys = ["k"]', ["'tenants'", "header, user, tenant"]),
         ('header = "x y"', ["header", "'x y'"]),
@@ -84,8 +96,32 @@ def test_missing_file_is_named() -> None:
 
 
 def test_tenants_need_the_policy_that_tells_them_apart() -> None:
-    with pytest.raises(ConfigError, match="--tenants needs --policy fair"):
+    with pytest.raises(ConfigError, match="--tenants needs --policy fair or deadline"):
         Config(tenants="t.toml")
+
+
+def test_policy_gets_the_targets_of_the_file_and_of_the_flags(tmp_path: Path) -> None:
+    path = write(tmp_path, TARGETS)
+    settings = policy_settings(Config(policy="deadline", tenants=path, ttft_target_ms=800, itl_target_ms=40))
+    assert settings["shares"]["chat"] == Share(ttft_ns=250_000_000, itl_ns=12_500_000)
+    assert settings["shares"]["batch"] == Share(ttft_ns=60_000_000_000)
+    assert settings["targets"] == Targets(800_000_000, 40_000_000)
+    assert policy_settings(Config(policy="deadline"))["targets"] == Targets(1_000_000_000, None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "text", "words"),
+    [
+        ("deadline", FILE, ["tenant.gold.weight", "--policy fair"]),
+        ("fair", TARGETS, ["tenant.chat.ttft_ms", "deadline"]),
+    ],
+)
+def test_setting_without_effect_under_the_policy_is_refused(
+    tmp_path: Path, policy: str, text: str, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policy_settings(Config(policy=policy, tenants=write(tmp_path, text)))
+    assert [word for word in ["tenants.toml", *words] if word not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("ageing", [0.0, -1.0, float("nan"), float("inf")])

@@ -4,6 +4,7 @@ last.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -105,7 +106,7 @@ def test_late_requests_have_every_eighth_turn_in_the_order_in_which_they_were_la
         harness.turn()
     places = [boarded(harness).index(request_id) for request_id in range(1, 6)]
     late = sorted(places)
-    assert all(b - a == LATE_TURN for a, b in zip(late, late[1:], strict=False)), "one in eight, no more, no less"
+    assert all(b - a == LATE_TURN for a, b in pairwise(late)), "one in eight, no more, no less"
     assert late[-1] <= 1 + LATE_TURN * 5, "the k-th within 8 k boardings"
     assert places == sorted(places, reverse=True), "due soonest, so late first"
     harness.run()
@@ -228,5 +229,5 @@ def test_policy_forgets_whoever_has_left() -> None:
     harness.run()
     policy = harness.scheduler.policy
     assert isinstance(policy, Deadline)
-    assert not (policy._ranks or policy._deadlines_ns or policy._itl_ns or policy._due_ns)
-    assert not len(policy._line) + len(policy._late)
+    assert [policy._ranks, policy._deadlines_ns, policy._itl_ns, policy._due_ns] == [{}] * 4
+    assert len(policy._line) == len(policy._late) == 0

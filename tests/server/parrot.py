@@ -116,6 +116,7 @@ class ParrotServer:
         self._max_sequences = options.pop("max_sequences", 4096)
         tenants = options.get("tenants")
         self._has_priorities = options.pop("has_priorities", False)
+        self._has_targets = options.pop("has_targets", False)
         self._names_tenants = tenants is not None and tenants.user
         self.load_gate = threading.Event()
         self.before_long_encode: Callable[[], None] = lambda: None
@@ -144,6 +145,7 @@ class ParrotServer:
                 VOCAB,
                 self._max_model_len,
                 has_priorities=self._has_priorities,
+                has_targets=self._has_targets,
                 names_tenants=self._names_tenants,
             ),
             encode=self._encode,
