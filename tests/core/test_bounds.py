@@ -47,7 +47,7 @@ def prompt_steps(num_tokens: int, *, left: int, block_size: int, num_before: int
 
 
 def boarding_steps(before: list[Request], *, left: int, block_size: int) -> int:
-    """Bound 2: steps until a request boards that these go before, be it one by one, and computed anew from the start."""
+    """Bound 2: steps until a request boards that these go before, be it one by one, each computed anew."""
     total = 1
     for request in before:
         num_tokens = request.num_prompt_tokens + request.max_tokens

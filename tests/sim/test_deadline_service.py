@@ -1,0 +1,62 @@
+"""What `deadline` does for those who have targets, in virtual time, beside first come, first served."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from tests.sim.traffic import NS_PER_MS, NS_PER_S, Arrival, Simulation, poisson
+
+from everystop.core.policy import Continuous, Deadline, Policy, Share, Targets
+
+SECONDS = 60
+PROMPTS, OUTPUTS = range(50, 801), range(10, 41)  # a second serves about 8 such requests
+STRICT_NS, RELAXED_NS = 400 * NS_PER_MS, 30 * NS_PER_S
+SHARES = {"strict": Share(ttft_ns=STRICT_NS), "relaxed": Share(ttft_ns=RELAXED_NS)}
+
+
+def serve(policy: Policy, arrivals: list[Arrival], until_ns: int | None = SECONDS * NS_PER_S) -> Simulation:
+    return Simulation(policy, max_num_seqs=32, max_num_batched_tokens=128).run(arrivals, until_ns=until_ns)
+
+
+def share_met(simulation: Simulation, tenant: str, target_ns: int) -> float:
+    """Of the tenant's requests whose deadline has passed, those whose first token came in time."""
+    due = [
+        r for r in simulation.requests.values() if r.tenant == tenant and r.arrival_ns + target_ns < SECONDS * NS_PER_S
+    ]
+    never = 2 * SECONDS * NS_PER_S
+    met = [simulation.first_token_ns.get(r.request_id, never) - r.arrival_ns <= target_ns for r in due]
+    assert len(met) > 50
+    return sum(met) / len(met)
+
+
+def flood(tenant: str, per_s: float, seed: int) -> Iterator[Arrival]:
+    return poisson(random.Random(seed), tenant, per_s, SECONDS, PROMPTS, OUTPUTS)
+
+
+@pytest.mark.parametrize(("per_s", "least"), [(10, 0.75), (16, 0.4)])
+def test_under_overload_more_first_tokens_come_in_time(per_s: float, least: float) -> None:
+    target_ns = NS_PER_S
+    arrivals = list(flood("all", per_s, 1))
+    met = share_met(serve(Deadline(Targets(target_ns)), arrivals), "all", target_ns)
+    baseline = share_met(serve(Continuous(), arrivals), "all", target_ns)
+    assert met > max(least, 2 * baseline)
+
+
+def test_strict_tenant_is_on_time_while_the_relaxed_one_absorbs() -> None:
+    """Together they ask for all there is; first come, first served fails the strict one."""
+    arrivals = [*flood("strict", 4, 1), *flood("relaxed", 5, 2)]
+    deadline, first_come = serve(Deadline(shares=SHARES), arrivals), serve(Continuous(), arrivals)
+    assert share_met(deadline, "strict", STRICT_NS) > 0.95
+    assert share_met(deadline, "relaxed", RELAXED_NS) > 0.95
+    assert share_met(first_come, "strict", STRICT_NS) < 0.5
+    assert sum(deadline.served().values()) >= 0.95 * sum(first_come.served().values())
+
+
+def test_late_requests_are_all_served_though_overload_never_ends() -> None:
+    """Of those who came in the first ten seconds, nobody is left at the end."""
+    simulation = serve(Deadline(Targets(NS_PER_S)), list(flood("all", 10, 3)))
+    early = [r.request_id for r in simulation.requests.values() if r.arrival_ns < 10 * NS_PER_S]
+    assert len(early) > 80
+    assert all(request_id in simulation.finish_ns for request_id in early)
