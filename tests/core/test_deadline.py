@@ -96,10 +96,11 @@ def test_late_requests_have_every_eighth_turn_in_the_order_in_which_they_were_la
     """Requests that are on time stream in for ever, one for each that a slot is free for."""
     harness = make_harness(max_num_seqs=1, depth=depth)
     harness.add(make_request(0, 4, max_tokens=20))
+    harness.turn()
     for request_id in range(1, 6):
         harness.add(make_request(request_id, 4, max_tokens=2, ttft_target_ns=(15 - request_id) * STEP_NS))
     next_id = 6
-    while 5 not in harness.finished or not all(i in harness.finished for i in range(1, 6)):
+    while not all(i in harness.finished for i in range(1, 6)):
         while harness.scheduler.num_waiting < 8:
             harness.add(make_request(next_id, 4, max_tokens=2))
             next_id += 1
@@ -208,14 +209,18 @@ def test_target_for_later_tokens_is_the_requests_or_its_tenants_or_the_default(
 
 
 def test_choices_that_waited_for_their_siblings_prompt_are_not_late() -> None:
-    harness = make_harness(ttft_ns=3 * STEP_NS, max_num_seqs=2, max_num_batched_tokens=32, num_blocks=100)
-    harness.add_group(0, 600, 2, max_tokens=2)
+    """The second choice is parked until its deadline has passed, and others have taken the slots by then."""
+    harness = make_harness(max_num_seqs=3, max_num_batched_tokens=32, num_blocks=100)
+    harness.add(make_request(9, 4, max_tokens=100))
     harness.turn()
-    for _ in range(10):
-        harness.turn()
+    harness.add_group(0, 600, 2, max_tokens=2, ttft_target_ns=3 * STEP_NS)
+    harness.turn()
+    harness.add(make_request(8, 4, max_tokens=60))
+    harness.turn()
     harness.add(make_request(5, 8, max_tokens=2))
     harness.run()
-    assert boarded(harness) == [0, 1, 5]
+    assert harness.counts["forks"] == 0, "the slots are full until the first choice has gone"
+    assert boarded(harness) == [9, 0, 8, 1, 5]
 
 
 def test_policy_forgets_whoever_has_left() -> None:
