@@ -2,8 +2,8 @@
 
 A record is gzip-compressed JSON, one array or object a line:
 
-    {"everystop_record": 1, "limits": {...}, "kv": {...}, "policy": "continuous", "batch_wait_ns": 0,
-     "ageing_ns": 0, "shares": [the fields of each `Share`, ...], "targets": [ttft_ns, itl_ns]}
+    {"everystop_record": 1, "limits": {...}, "kv": {...}, "step_times": {...}, "policy": "continuous",
+     "batch_wait_ns": 0, "ageing_ns": 0, "shares": [the fields of each `Share`, ...], "targets": [ttft_ns, itl_ns]}
     ["add", now_ns, request_id, group_id, choice_index, num_prompt_tokens, max_tokens, min_tokens, n, num_stop_ids,
             tenant, priority, and if it has targets of its own: ttft_target_ns, itl_target_ns]
     ["refuse", ... the same ...]
