@@ -17,9 +17,10 @@ from tests.core.harness import POLICIES, make_request, make_scheduler
 
 from everystop.core.events import PreemptEvent
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import Deadline, Policy, Targets
+from everystop.core.policy import Deadline, Targets
 from everystop.core.request import Request
 from everystop.core.scheduler import Scheduler
+from everystop.core.step_time import StepTimeModel
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import SimulatedRunner
 
@@ -41,7 +42,7 @@ def prompt_steps(num_tokens: int, *, left: int, block_size: int, num_before: int
     if left >= 2 * block_size and left >= 2**num_before * block_size:
         return ceil(blocks_of(num_tokens, block_size) / max(1, left // 2 ** (num_before + 1) // block_size))
     share = left >> num_before
-    if left >= 2 * block_size or share < 1:
+    if num_before > 1 or share < 1:
         return None
     return blocks_of(num_tokens, block_size) * ceil(block_size / ceil(share / 2))
 
@@ -95,7 +96,7 @@ class Run:
             self.last_row.pop(request_id, None)
         for admitted in plan.admitted:
             self.boarded.setdefault(admitted.request_id, self.num_steps)
-        for row in plan.rows:
+        for row in plan.rows[: len(plan.rows) - plan.num_padded_rows]:
             if row.logits_from < row.num_tokens:
                 self.first_token.setdefault(row.request_id, self.num_steps)
                 last = self.last_row.get(row.request_id, self.num_steps)
@@ -116,9 +117,14 @@ class Run:
         return last - self.arrived[request.request_id] + 1
 
 
-def make_policy(name: str) -> str | Policy:
-    """Nobody is ever late where a bound on order is asked for; what being late costs has its own test."""
-    return Deadline(LATEST_TARGET) if name == "deadline" else name
+def make_run(policy: str, depth: int, **settings: Any) -> Run:
+    """A run in which nobody is ever late, and equal requests always seem equally long: what `deadline` makes of those
+    that are not has its own tests.
+    """
+    scheduler = make_scheduler(policy=Deadline(LATEST_TARGET) if policy == "deadline" else policy, **settings)
+    if scheduler._pace is not None:
+        scheduler._pace.learn = lambda *step, **how: None  # type: ignore[method-assign]
+    return Run(scheduler, depth)
 
 
 def random_settings(rng: random.Random) -> dict[str, Any]:
@@ -147,16 +153,16 @@ def test_long_prompts_delay_a_short_one_by_no_more_than_the_bound(policy: str, d
     for episode in range(NUM_EPISODES):
         rng = random.Random(f"bound 1:{policy}:{depth}:{episode}")
         settings = random_settings(rng)
-        num_before = rng.choice([1, 1, 2])
+        num_before = rng.choice([1, 2, 2])
         left = prompt_tokens_left(settings, settings["max_num_seqs"] - 1 - num_before)
         num_tokens = rng.randint(1, 300)
         bound = prompt_steps(num_tokens, left=left, block_size=settings["block_size"], num_before=num_before)
         if bound is None:
             continue
-        run = Run(make_scheduler(policy=make_policy(policy), num_blocks=100_000, **settings), depth)
+        run = make_run(policy, depth, num_blocks=100_000, **settings)
         ids = count()
         for _ in range(rng.randint(0, settings["max_num_seqs"] - 2 - num_before)):
-            run.add(make_request(next(ids), 1, max_tokens=100_000))
+            run.add(make_request(next(ids), 1, max_tokens=9_000))
         for _ in range(rng.randint(1, 4)):
             run.turn()
         for _ in range(num_before):
@@ -171,7 +177,36 @@ def test_long_prompts_delay_a_short_one_by_no_more_than_the_bound(policy: str, d
             assert run.waited(short) <= bound, (episode, settings, num_tokens, num_before)
         num_bounded[num_before] += 1
         assert not run.num_preemptions
-    assert min(num_bounded[1], num_bounded[2]) >= NUM_EPISODES // 6
+    assert min(num_bounded[1], num_bounded[2]) >= NUM_EPISODES // 10
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("max_num_batched_tokens", [32, 33, 48, 63, 64])
+def test_budget_of_one_block_is_shared_too(max_num_batched_tokens: int, depth: int) -> None:
+    """The long prompt would take the whole block in every step, and so all of the budget or nearly all."""
+    run = make_run("continuous", depth, block_size=32, num_blocks=500, max_num_batched_tokens=max_num_batched_tokens)
+    run.add(make_request(0, 4_500, max_tokens=1))
+    for _ in range(3):
+        run.turn()
+    short = run.add(make_request(1, 30, max_tokens=1))
+    while short.request_id not in run.first_token:
+        run.turn()
+    assert run.waited(short) <= 2
+
+
+def test_long_prompt_computes_something_in_every_step_however_deep_it_is() -> None:
+    """Planned by time: in the end a step has room for 14 of its tokens, which is no block, but for 200 of a new one."""
+    model = StepTimeModel(token_ns=100_000, prefill_pair_ns=200)
+    settings = {"block_size": 32, "num_blocks": 1_000, "max_num_batched_tokens": 512, "max_num_seqs": 8}
+    run = make_run("continuous", 0, step_times=model, target_itl_ns=20_000_000, **settings)
+    long = run.add(make_request(0, 6_000, max_tokens=1))
+    ids = count(1)
+    while long.request_id not in run.first_token:
+        while run.scheduler.num_waiting < 2:
+            run.add(make_request(next(ids), 300, max_tokens=1))
+        before = long.num_scheduled_through
+        run.turn()
+        assert long.num_scheduled_through > before or long.is_finished
 
 
 def hot_request(rng: random.Random, request_id: int, length: int) -> Request:
@@ -189,7 +224,7 @@ def test_cold_prompt_boards_before_hot_ones_that_come_after_it(policy: str, dept
         settings = random_settings(rng) | {"prefix_caching": True}
         block_size, length = settings["block_size"], 6 * settings["block_size"] + rng.randint(1, 40)
         num_blocks = blocks_of(length + 40, block_size) * rng.choice([2, 3, 8]) + 1
-        run = Run(make_scheduler(policy=make_policy(policy), num_blocks=num_blocks, **settings), depth)
+        run = make_run(policy, depth, num_blocks=num_blocks, **settings)
         ids = count()
         for _ in range(2 * settings["max_num_seqs"]):
             run.add(hot_request(rng, next(ids), length))
@@ -248,7 +283,7 @@ def test_decoder_waits_for_blocks_only_if_it_loses_its_place(policy: str) -> Non
     for episode in range(NUM_EPISODES // 3):
         rng = random.Random(f"bound 3, scarce:{policy}:{episode}")
         settings = random_settings(rng) | {"max_model_len": 120}
-        num_blocks = blocks_of(120, settings["block_size"]) * 2 + 1
+        num_blocks = blocks_of(150, settings["block_size"])
         run = Run(make_scheduler(policy=policy, num_blocks=num_blocks, **settings), 0)
         ids = count()
         for _ in range(100):
@@ -296,7 +331,7 @@ def test_request_preempted_often_enough_is_preempted_last(policy: str, depth: in
     for episode in range(NUM_EPISODES // 3):
         rng = random.Random(f"front:{policy}:{depth}:{episode}")
         settings = random_settings(rng) | {"max_model_len": 120, "max_preemptions": rng.choice([1, 1, 2])}
-        plain = make_scheduler(policy=policy, num_blocks=blocks_of(120, settings["block_size"]) * 2 + 1, **settings)
+        plain = make_scheduler(policy=policy, num_blocks=blocks_of(150, settings["block_size"]), **settings)
         scheduler = WatchingScheduler(plain.limits, plain.kv, plain.policy)
         run = Run(scheduler, depth)
         ids = count()
@@ -307,4 +342,4 @@ def test_request_preempted_often_enough_is_preempted_last(policy: str, depth: in
         num_spared += scheduler.num_spared
         num_watched += scheduler.num_watched
     assert num_watched > 20
-    assert num_spared > 5
+    assert num_spared > 2
