@@ -23,14 +23,15 @@ def make_harness(
     *,
     ttft_ns: int = LONG_NS,
     itl_ns: int | None = None,
+    step_ns: float = 0.0,
     token_ns: float = 0.0,
     shares: dict[str, Share] | None = None,
     depth: int = 0,
     **settings: Any,
 ) -> Harness:
-    """A harness over the policy, to which a token seems to take `token_ns`, whatever the steps say."""
-    policy = Deadline(Targets(ttft_ns, itl_ns), shares)
-    scheduler = make_scheduler(policy=policy, step_times=StepTimeModel(token_ns=token_ns), **settings)
+    """A harness over the policy, to which steps and tokens seem to take so long, whatever the real steps say."""
+    model = StepTimeModel(step_ns=step_ns, token_ns=token_ns)
+    scheduler = make_scheduler(policy=Deadline(Targets(ttft_ns, itl_ns), shares), step_times=model, **settings)
     scheduler._pace.learn = lambda *step, **how: None  # type: ignore[method-assign, union-attr]
     return Harness(scheduler, depth=depth)
 
@@ -65,21 +66,23 @@ def test_arrival_counts_where_targets_are_equal() -> None:
 
 
 def test_length_is_weighed_against_the_deadline() -> None:
-    """A token seems to take a millisecond: 100 tokens count as much as 400 ms."""
+    """A token seems to take a millisecond: 100 tokens count as much as 200 ms."""
     ms = 1_000_000
-    for gap, order in [(390, [1, 2, 0]), (410, [1, 0, 2])]:
+    for gap, order in [(190, [1, 2, 0]), (210, [1, 0, 2])]:
         harness = make_harness(token_ns=ms, max_num_seqs=1, max_num_batched_tokens=512)
         harness.add(make_request(0, 110, max_tokens=1, ttft_target_ns=LONG_NS))
         harness.add(make_request(1, 10, max_tokens=1, ttft_target_ns=LONG_NS))
         harness.add(make_request(2, 10, max_tokens=1, ttft_target_ns=LONG_NS + gap * ms))
         harness.run()
         assert boarded(harness) == order
-    assert LENGTH_WEIGHT == 4
+    assert LENGTH_WEIGHT == 2
 
 
-@pytest.mark.parametrize(("num_prompt", "is_late"), [(40, False), (60, True)])
-def test_request_that_could_not_even_alone_be_on_time_is_put_back(num_prompt: int, is_late: bool) -> None:
-    """A slot is free after 30 steps; a token seems to take a step, and the first is due 80 steps after arrival."""
+@pytest.mark.parametrize(("num_prompt", "is_late"), [(20, False), (30, True)])
+def test_request_that_could_no_longer_be_on_time_is_put_back(num_prompt: int, is_late: bool) -> None:
+    """A slot is free after 30 steps; a token seems to take a step, and the first is due 80 steps after arrival, which
+    leaves 50 to a prompt that has half of each.
+    """
     harness = make_harness(token_ns=STEP_NS, max_num_seqs=1, max_num_batched_tokens=512)
     harness.add(make_request(0, 4, max_tokens=30))
     harness.turn()
@@ -89,6 +92,61 @@ def test_request_that_could_not_even_alone_be_on_time_is_put_back(num_prompt: in
     assert boarded(harness) == ([0, 2, 1] if is_late else [0, 1, 2])
     reasons = [e.reason for e in harness.events if isinstance(e, WaitEvent) and e.request_id == 1]
     assert (WaitReason.LATE in reasons) == is_late
+
+
+@pytest.mark.parametrize(("ttft_steps", "is_late"), [(89, False), (87, True)])
+def test_prompts_on_board_that_go_before_delay_a_first_token(ttft_steps: int, is_late: bool) -> None:
+    """A token seems to take a step; 68 of the first prompt are left, and 20 of the own."""
+    harness = make_harness(token_ns=STEP_NS, max_num_seqs=2, max_num_batched_tokens=32, block_size=4)
+    harness.add(make_request(0, 100, max_tokens=5, ttft_target_ns=1))
+    harness.turn()
+    harness.now_ns += 500 * STEP_NS
+    harness.add(make_request(1, 20, max_tokens=5, ttft_target_ns=ttft_steps * STEP_NS))
+    policy = harness.scheduler.policy
+    assert isinstance(policy, Deadline)
+    policy.pick(harness.scheduler._look(harness.now_ns))
+    assert len(policy._late) == is_late
+    harness.run()
+
+
+@pytest.mark.parametrize(("itl_steps", "is_late"), [(40, False), (12, True)])
+def test_short_steps_for_the_sake_of_decoders_delay_a_first_token(itl_steps: int, is_late: bool) -> None:
+    """A step costs 10, and a token a tenth; the decoder's target leaves 290 tokens to a step, or 16 at the least."""
+    times = {"step_ns": 10 * STEP_NS, "token_ns": STEP_NS / 10}
+    harness = make_harness(max_num_seqs=4, max_num_batched_tokens=512, num_blocks=100, **times)
+    harness.add(make_request(0, 4, max_tokens=50, itl_target_ns=itl_steps * STEP_NS))
+    harness.turn()
+    harness.add(make_request(1, 320, max_tokens=5, ttft_target_ns=80 * STEP_NS))
+    policy = harness.scheduler.policy
+    assert isinstance(policy, Deadline)
+    policy.pick(harness.scheduler._look(harness.now_ns))
+    assert len(policy._late) == is_late
+    harness.run()
+
+
+def test_third_prompt_waits_in_line_unless_it_goes_before_one_on_board() -> None:
+    """Two long prompts fill every step; a patient one would only be in the way of an urgent one."""
+    harness = make_harness(max_num_seqs=8, max_num_batched_tokens=64, num_blocks=500)
+    for request_id in range(3):
+        harness.add(make_request(request_id, 1_000, max_tokens=2))
+    harness.turn()
+    harness.turn()
+    assert boarded(harness) == [0, 1]
+    harness.add(make_request(3, 20, max_tokens=2, ttft_target_ns=300 * STEP_NS))
+    harness.turn()
+    assert boarded(harness) == [0, 1, 3]
+    assert [e.reason for e in harness.events if isinstance(e, WaitEvent) and e.request_id == -1] == ["token_budget"]
+    assert sum(row.num_tokens for plan in harness.plans for row in plan.rows) == 64 * len(harness.plans), "none is lost"
+    harness.run()
+
+
+def test_short_prompts_board_as_long_as_a_step_has_room() -> None:
+    harness = make_harness(max_num_seqs=16, max_num_batched_tokens=128)
+    for request_id in range(12):
+        harness.add(make_request(request_id, 10, max_tokens=2))
+    harness.turn()
+    assert len(boarded(harness)) == 12
+    harness.run()
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -122,7 +180,7 @@ def test_late_requests_fill_what_nobody_on_time_wants() -> None:
     assert harness.run() <= 20
 
 
-def test_late_request_counts_as_due_when_it_boards() -> None:
+def test_late_request_counts_as_new_when_it_boards() -> None:
     """So nobody who arrives later with as much time computes a prompt, or keeps blocks, before it."""
     harness = make_harness(ttft_ns=10 * STEP_NS, max_num_seqs=3, max_num_batched_tokens=32, num_blocks=200)
     harness.add(make_request(0, 4, max_tokens=30))

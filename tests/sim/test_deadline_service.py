@@ -12,6 +12,7 @@ from everystop.core.policy import Continuous, Deadline, Policy, Share, Targets
 
 SECONDS = 60
 PROMPTS, OUTPUTS = range(50, 801), range(10, 41)  # a second serves about 8 such requests
+SHORT_PROMPTS, LONG_PROMPTS = range(20, 200), range(200, 1201)
 STRICT_NS, RELAXED_NS = 400 * NS_PER_MS, 30 * NS_PER_S
 SHARES = {"strict": Share(ttft_ns=STRICT_NS), "relaxed": Share(ttft_ns=RELAXED_NS)}
 
@@ -35,19 +36,25 @@ def flood(tenant: str, per_s: float, seed: int) -> Iterator[Arrival]:
     return poisson(random.Random(seed), tenant, per_s, SECONDS, PROMPTS, OUTPUTS)
 
 
-@pytest.mark.parametrize(("per_s", "least"), [(10, 0.75), (16, 0.4)])
+@pytest.mark.parametrize(("per_s", "least"), [(10, 0.65), (16, 0.5)])
 def test_under_overload_more_first_tokens_come_in_time(per_s: float, least: float) -> None:
     target_ns = NS_PER_S
     arrivals = list(flood("all", per_s, 1))
     met = share_met(serve(Deadline(Targets(target_ns)), arrivals), "all", target_ns)
     baseline = share_met(serve(Continuous(), arrivals), "all", target_ns)
+    print(f"{per_s} requests a second: {met:.1%} in time, first come, first served {baseline:.1%}")
     assert met > max(least, 2 * baseline)
 
 
 def test_strict_tenant_is_on_time_while_the_relaxed_one_absorbs() -> None:
-    """Together they ask for all there is; first come, first served fails the strict one."""
-    arrivals = [*flood("strict", 4, 1), *flood("relaxed", 5, 2)]
+    """Together they ask for more than there is."""
+    strict = poisson(random.Random(1), "strict", 8, SECONDS, SHORT_PROMPTS, OUTPUTS)
+    relaxed = poisson(random.Random(2), "relaxed", 5, SECONDS, LONG_PROMPTS, OUTPUTS)
+    arrivals = [*strict, *relaxed]
     deadline, first_come = serve(Deadline(shares=SHARES), arrivals), serve(Continuous(), arrivals)
+    for name, run in (("deadline", deadline), ("first come, first served", first_come)):
+        met = [share_met(run, tenant, target) for tenant, target in (("strict", STRICT_NS), ("relaxed", RELAXED_NS))]
+        print(f"{name}: strict {met[0]:.1%} in time, relaxed {met[1]:.1%}, served {sum(run.served().values()):,}")
     assert share_met(deadline, "strict", STRICT_NS) > 0.95
     assert share_met(deadline, "relaxed", RELAXED_NS) > 0.95
     assert share_met(first_come, "strict", STRICT_NS) < 0.5

@@ -93,7 +93,13 @@ class Scheduler:
         self.batch = Batch(limits.max_num_seqs, kv)
         self.siblings = Siblings()
         self.requests: dict[int, Request] = {}
-        self.view = View(max_num_seqs=limits.max_num_seqs, step_times=step_times)
+        self.view = View(
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_prefill_tokens=limits.max_num_prefill_tokens,
+            target_itl_ns=limits.target_itl_ns,
+            step_times=step_times,
+        )
         self.limit_tokens = min(limits.max_model_len, kv.num_token_slots)
         self.num_preemptions = 0
         self._released: list[int] = []

@@ -30,10 +30,13 @@ class SlotUse(Enum):
 
 @dataclass(slots=True)
 class View:
-    """What a policy may see: the time and counts, as of this step, and what is known of step times."""
+    """What a policy may see: the time and counts, as of this step, the limits, and what is known of step times."""
 
     now_ns: int = 0
     max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    max_num_prefill_tokens: int | None = None
+    target_itl_ns: int | None = None
     num_running: int = 0
     num_waiting: int = 0
     num_held: int = 0

@@ -10,13 +10,14 @@ from typing import NamedTuple
 from everystop.core.events import WaitReason
 from everystop.core.policy.accounts import Share
 from everystop.core.policy.base import Policy, View
+from everystop.core.policy.forecast import prefill_beside_ns, prefill_ns, prompt_tokens_a_step
 from everystop.core.policy.waiting import WaitingLine
 from everystop.core.request import Request, RequestState
-from everystop.core.step_time import StepFeatures
 
 NS_PER_MS = 1_000_000
-LENGTH_WEIGHT = 4
+LENGTH_WEIGHT = 2
 LATE_TURN = 8
+MAX_PROMPTS = 2
 
 
 class Targets(NamedTuple):
@@ -38,18 +39,23 @@ DEFAULT_TARGETS = Targets()
 
 
 class Deadline(Policy):
-    """Earliest deadline first, weighed against length: by arrival + TTFT target + 4 · predicted time of its prefill.
+    """Earliest deadline first, weighed against length: by arrival + TTFT target + 2 · predicted time of its prefill.
 
-    The prediction is that of one step with the whole prompt, made on arrival, so a rank stands while a request waits.
-    The first in line that could not even alone have its first token in time is late: it goes behind all who are not.
-    Late requests keep their order, and the first of them has every eighth turn to board while others wait, so the k-th
-    boards within 8 · k boardings. From then on it counts as due at the time at which it boarded. A request that has
-    boarded once is never put back again.
+    That prediction is one of the prompt alone, made on arrival, so a rank stands while a request waits. The first in
+    line is late if its first token could not come in time even if it boarded now: then it goes behind all who are not.
+    Late requests stand in the order in which they were found late, and the first of them has every eighth turn to board
+    while others wait, so the k-th boards within 8 · k boardings. Once on board it ranks as if it had arrived then. A
+    request that has boarded once is never put back again.
+
+    Who waits does not board while two prompts on board fill a step, unless it goes before one of them: each further one
+    would get little, and a later, more urgent one would find no room beside them. A late request's turn is exempt.
 
     A step may last until the first running decoder with an ITL target is due. Nobody is displaced.
 
-    Example, 1 µs a token: a prompt of 1,000 tokens due at 500 ms ranks at 504 ms, before one of 10 due at 505 ms.
+    Example, 1 ms a token: a prompt of 100 tokens due at 500 ms ranks at 700 ms, before one of 10 due at 690 ms.
     """
+
+    barrier_reason = WaitReason.TOKEN_BUDGET
 
     def __init__(self, targets: Targets = DEFAULT_TARGETS, shares: Mapping[str, Share] | None = None) -> None:
         self._targets = targets
@@ -62,12 +68,14 @@ class Deadline(Policy):
         self._deadlines_ns: dict[int, int] = {}  # of those that have never boarded
         self._itl_ns: dict[int, int] = {}  # of living requests with a target
         self._due_ns: dict[int, int] = {}  # when the next token of a running one of them should come
+        self._filling: dict[int, Request] = {}  # those on board that have had no token since they boarded
 
     def on_add(self, request: Request, view: View) -> None:
         request_id = request.request_id
         if request_id not in self._ranks:
             self._arrive(request, view)
         self._due_ns.pop(request_id, None)
+        self._filling.pop(request_id, None)
         self._line.push(request, self._ranks[request_id])
 
     def _arrive(self, request: Request, view: View) -> None:
@@ -76,17 +84,19 @@ class Deadline(Policy):
         itl_ns = request.itl_target_ns or share.itl_ns or self._targets.itl_ns
         deadline_ns = request.arrival_ns + ttft_ns
         self._deadlines_ns[request_id] = deadline_ns
-        self._ranks[request_id] = deadline_ns + LENGTH_WEIGHT * prefill_ns(request, view)
+        self._ranks[request_id] = deadline_ns + LENGTH_WEIGHT * prefill_ns(request.num_tokens, view)
         if itl_ns is not None:
             self._itl_ns[request_id] = itl_ns
 
     def on_admit(self, request: Request, view: View) -> None:
         request_id = request.request_id
         self._deadlines_ns.pop(request_id, None)
+        if request.state is RequestState.RUNNING:  # not one that is parked behind a sibling
+            self._filling[request_id] = request
         if request in self._late:
             self._late.discard(request)
             self._num_since_late = 0
-            self._ranks[request_id] = view.now_ns + LENGTH_WEIGHT * prefill_ns(request, view)
+            self._ranks[request_id] += view.now_ns - request.arrival_ns
         else:
             self._line.discard(request)
             self._num_since_late += len(self._late) > 0
@@ -94,7 +104,7 @@ class Deadline(Policy):
     def on_remove(self, request: Request, view: View) -> None:
         self._line.discard(request)
         self._late.discard(request)
-        for table in (self._ranks, self._deadlines_ns, self._itl_ns, self._due_ns):
+        for table in (self._ranks, self._deadlines_ns, self._itl_ns, self._due_ns, self._filling):
             table.pop(request.request_id, None)
 
     def pick(self, view: View) -> Request | None:
@@ -104,13 +114,45 @@ class Deadline(Policy):
             self._late.push(head, self._num_late)
             self._num_late += 1
             head = self._line.head()
-        if len(self._late) and (head is None or self._num_since_late >= LATE_TURN - 1):
+        if len(self._late) and self._num_since_late >= LATE_TURN - 1:
             return self._late.head()
-        return head
+        if self._is_step_full(view) and not (head and self._goes_before_some(head)):
+            return None
+        return head or self._late.head()
 
     def _is_late(self, request: Request, view: View) -> bool:
         deadline_ns = self._deadlines_ns.get(request.request_id)
-        return deadline_ns is not None and view.now_ns + prefill_ns(request, view) > deadline_ns
+        return deadline_ns is not None and view.now_ns + self._first_token_in_ns(request, view) > deadline_ns
+
+    def _first_token_in_ns(self, request: Request, view: View) -> int:
+        """Predicted time to the first token of a request that boards now: that of the prompts on board that go before
+        it, of its own, and, where others wait too, of as many tokens again, since it gets half of each step then.
+        """
+        rank, num_own = self._ranks[request.request_id], request.num_tokens
+        num_tokens = 2 * num_own if view.num_waiting > 1 else num_own
+        for other in self._filling.values():
+            if self._ranks[other.request_id] < rank:
+                num_tokens += _num_left(other)
+        num_decoders = view.num_running - len(self._filling)
+        num_a_step = self._prompt_tokens_a_step(view)
+        return prefill_beside_ns(num_tokens, num_own, num_decoders=num_decoders, num_a_step=num_a_step, view=view)
+
+    def _prompt_tokens_a_step(self, view: View) -> int:
+        target_ns = min((self._itl_ns[i] for i in self._due_ns), default=None)
+        return prompt_tokens_a_step(view.num_running - len(self._filling), target_ns, view)
+
+    def _is_step_full(self, view: View) -> bool:
+        """Two prompts or more on board have enough left for a whole step: one more would get nothing done sooner, and
+        be in the way of an urgent one.
+        """
+        if len(self._filling) < MAX_PROMPTS:
+            return False
+        num_left = sum(_num_left(request) for request in self._filling.values())
+        return num_left >= self._prompt_tokens_a_step(view)
+
+    def _goes_before_some(self, head: Request) -> bool:
+        """A prompt on board would be computed after that of `head`."""
+        return any(self._ranks[request_id] > self._ranks[head.request_id] for request_id in self._filling)
 
     def passed_over(self, head: Request) -> Iterator[tuple[Request, WaitReason]]:
         first = self._late.head()
@@ -121,15 +163,16 @@ class Deadline(Policy):
         return (self._ranks[request.request_id], request.request_id)
 
     def charge(self, request: Request, num_prefill: int, num_decode: int, now_ns: int) -> None:
+        if not num_decode:
+            return
+        self._filling.pop(request.request_id, None)
         itl_ns = self._itl_ns.get(request.request_id)
-        if itl_ns is not None and num_decode and request.state is RequestState.RUNNING:
+        if itl_ns is not None and request.state is RequestState.RUNNING:
             self._due_ns[request.request_id] = now_ns + itl_ns
 
     def step_target_ns(self, view: View) -> int | None:
         return max(0, min(self._due_ns.values()) - view.now_ns) if self._due_ns else None
 
 
-def prefill_ns(request: Request, view: View) -> int:
-    """Predicted time of one step that computes all that is left of the request's tokens, and nothing else."""
-    num = request.num_tokens - request.num_computed_tokens
-    return round(view.step_times.execute_ns(StepFeatures(num, 0, num * (num + 1) // 2, 1)))
+def _num_left(request: Request) -> int:
+    return request.num_tokens - request.num_scheduled_through
