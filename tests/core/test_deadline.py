@@ -293,4 +293,4 @@ def test_policy_forgets_whoever_has_left() -> None:
     policy = harness.scheduler.policy
     assert isinstance(policy, Deadline)
     assert [policy._ranks, policy._deadlines_ns, policy._itl_ns, policy._due_ns] == [{}] * 4
-    assert len(policy._line) == len(policy._late) == 0
+    assert len(policy._line) == len(policy._late) == len(policy._prompts._ranked) == 0

@@ -6,8 +6,11 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from tests.core.harness import make_request, make_scheduler
+from tests.core.test_pace import MACHINE, MS, Drive
 from tests.sim.traffic import NS_PER_MS, NS_PER_S, Arrival, Simulation, poisson
 
+from everystop.core.events import StepEvent
 from everystop.core.policy import Continuous, Deadline, Policy, Share, Targets
 
 SECONDS = 60
@@ -67,3 +70,30 @@ def test_late_requests_are_all_served_though_overload_never_ends() -> None:
     early = [r.request_id for r in simulation.requests.values() if r.arrival_ns < 10 * NS_PER_S]
     assert len(early) > 80
     assert all(request_id in simulation.finish_ns for request_id in early)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_steps_are_short_for_decoders_with_a_target_and_long_without(depth: int) -> None:
+    """Long prompts all the time; four decoders with 30 ms between tokens come and go."""
+    scheduler = make_scheduler(
+        policy=Deadline(Targets(ttft_ns=10**12)), step_times=MACHINE, num_blocks=3_000, block_size=32,
+        max_num_seqs=12, max_num_batched_tokens=512,
+    )  # fmt: skip
+    drive = Drive(scheduler, depth=depth)
+    for i in range(3):
+        scheduler.add(make_request(i, 6_000, max_tokens=2), drive.now_ns)
+    drive.turn()
+    for i in range(3, 7):
+        scheduler.add(make_request(i, 4, max_tokens=60, itl_target_ns=30 * MS), drive.now_ns)
+    drive.run()
+    beside = [step for step in drive.steps if any(row.request_id >= 3 and row.start > 4 for row in step.plan.rows)]
+    assert len(beside) >= 58
+    assert all(step.execute_ns <= 1.1 * 30 * MS for step in beside)
+    assert sorted(step.execute_ns for step in beside)[len(beside) // 2] >= 0.8 * 30 * MS
+    without = [step for step in drive.steps[len(beside) + 4 :] if is_full_of_prompts(step)]
+    assert len(without) > 10
+    assert all(step.plan.num_tokens == 512 for step in without[:-2])
+
+
+def is_full_of_prompts(step: StepEvent) -> bool:
+    return max((row.num_tokens for row in step.plan.rows), default=0) > 100

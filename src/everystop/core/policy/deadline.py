@@ -10,14 +10,13 @@ from typing import NamedTuple
 from everystop.core.events import WaitReason
 from everystop.core.policy.accounts import Share
 from everystop.core.policy.base import Policy, View
-from everystop.core.policy.forecast import prefill_beside_ns, prefill_ns, prompt_tokens_a_step
+from everystop.core.policy.prompts import Prompts, prefill_ns
 from everystop.core.policy.waiting import WaitingLine
 from everystop.core.request import Request, RequestState
 
 NS_PER_MS = 1_000_000
 LENGTH_WEIGHT = 2
 LATE_TURN = 8
-MAX_PROMPTS = 2
 
 
 class Targets(NamedTuple):
@@ -68,14 +67,14 @@ class Deadline(Policy):
         self._deadlines_ns: dict[int, int] = {}  # of those that have never boarded
         self._itl_ns: dict[int, int] = {}  # of living requests with a target
         self._due_ns: dict[int, int] = {}  # when the next token of a running one of them should come
-        self._filling: dict[int, Request] = {}  # those on board that have had no token since they boarded
+        self._prompts = Prompts()
 
     def on_add(self, request: Request, view: View) -> None:
         request_id = request.request_id
         if request_id not in self._ranks:
             self._arrive(request, view)
         self._due_ns.pop(request_id, None)
-        self._filling.pop(request_id, None)
+        self._prompts.discard(request)
         self._line.push(request, self._ranks[request_id])
 
     def _arrive(self, request: Request, view: View) -> None:
@@ -91,8 +90,6 @@ class Deadline(Policy):
     def on_admit(self, request: Request, view: View) -> None:
         request_id = request.request_id
         self._deadlines_ns.pop(request_id, None)
-        if request.state is RequestState.RUNNING:  # not one that is parked behind a sibling
-            self._filling[request_id] = request
         if request in self._late:
             self._late.discard(request)
             self._num_since_late = 0
@@ -100,59 +97,37 @@ class Deadline(Policy):
         else:
             self._line.discard(request)
             self._num_since_late += len(self._late) > 0
+        if request.state is RequestState.RUNNING:  # not one that is parked behind a sibling
+            self._prompts.board(request, self._ranks[request_id])
 
     def on_remove(self, request: Request, view: View) -> None:
         self._line.discard(request)
         self._late.discard(request)
-        for table in (self._ranks, self._deadlines_ns, self._itl_ns, self._due_ns, self._filling):
+        self._prompts.discard(request)
+        for table in (self._ranks, self._deadlines_ns, self._itl_ns, self._due_ns):
             table.pop(request.request_id, None)
 
     def pick(self, view: View) -> Request | None:
-        head = self._line.head()
-        while head is not None and self._is_late(head, view):
+        if not len(self._line) + len(self._late):
+            return None
+        itl_ns = min((self._itl_ns[request_id] for request_id in self._due_ns), default=None)
+        while (head := self._line.head()) is not None and self._is_late(head, itl_ns, view):
             self._line.discard(head)
             self._late.push(head, self._num_late)
             self._num_late += 1
-            head = self._line.head()
         if len(self._late) and self._num_since_late >= LATE_TURN - 1:
             return self._late.head()
-        if self._is_step_full(view) and not (head and self._goes_before_some(head)):
-            return None
+        if self._prompts.fill_a_step(itl_ns, view):
+            is_urgent = head is not None and self._prompts.has_behind(self._ranks[head.request_id])
+            return head if is_urgent else None
         return head or self._late.head()
 
-    def _is_late(self, request: Request, view: View) -> bool:
+    def _is_late(self, request: Request, itl_ns: int | None, view: View) -> bool:
         deadline_ns = self._deadlines_ns.get(request.request_id)
-        return deadline_ns is not None and view.now_ns + self._first_token_in_ns(request, view) > deadline_ns
-
-    def _first_token_in_ns(self, request: Request, view: View) -> int:
-        """Predicted time to the first token of a request that boards now: that of the prompts on board that go before
-        it, of its own, and, where others wait too, of as many tokens again, since it gets half of each step then.
-        """
-        rank, num_own = self._ranks[request.request_id], request.num_tokens
-        num_tokens = 2 * num_own if view.num_waiting > 1 else num_own
-        for other in self._filling.values():
-            if self._ranks[other.request_id] < rank:
-                num_tokens += _num_left(other)
-        num_decoders = view.num_running - len(self._filling)
-        num_a_step = self._prompt_tokens_a_step(view)
-        return prefill_beside_ns(num_tokens, num_own, num_decoders=num_decoders, num_a_step=num_a_step, view=view)
-
-    def _prompt_tokens_a_step(self, view: View) -> int:
-        target_ns = min((self._itl_ns[i] for i in self._due_ns), default=None)
-        return prompt_tokens_a_step(view.num_running - len(self._filling), target_ns, view)
-
-    def _is_step_full(self, view: View) -> bool:
-        """Two prompts or more on board have enough left for a whole step: one more would get nothing done sooner, and
-        be in the way of an urgent one.
-        """
-        if len(self._filling) < MAX_PROMPTS:
+        if deadline_ns is None:
             return False
-        num_left = sum(_num_left(request) for request in self._filling.values())
-        return num_left >= self._prompt_tokens_a_step(view)
-
-    def _goes_before_some(self, head: Request) -> bool:
-        """A prompt on board would be computed after that of `head`."""
-        return any(self._ranks[request_id] > self._ranks[head.request_id] for request_id in self._filling)
+        rank = self._ranks[request.request_id]
+        return view.now_ns + self._prompts.first_token_in_ns(request, rank, itl_ns, view) > deadline_ns
 
     def passed_over(self, head: Request) -> Iterator[tuple[Request, WaitReason]]:
         first = self._late.head()
@@ -165,14 +140,10 @@ class Deadline(Policy):
     def charge(self, request: Request, num_prefill: int, num_decode: int, now_ns: int) -> None:
         if not num_decode:
             return
-        self._filling.pop(request.request_id, None)
+        self._prompts.discard(request)
         itl_ns = self._itl_ns.get(request.request_id)
         if itl_ns is not None and request.state is RequestState.RUNNING:
             self._due_ns[request.request_id] = now_ns + itl_ns
 
     def step_target_ns(self, view: View) -> int | None:
         return max(0, min(self._due_ns.values()) - view.now_ns) if self._due_ns else None
-
-
-def _num_left(request: Request) -> int:
-    return request.num_tokens - request.num_scheduled_through
