@@ -10,7 +10,7 @@ from typing import Any
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import Share, Targets, make_policy
+from everystop.core.policy import QUANTUM, TENANT_SETTINGS, Share, Targets, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
@@ -20,7 +20,7 @@ from everystop.model.spec import DecoderSpec
 from everystop.model.weights import LoadedModel
 from everystop.observe.recorder import Recorder
 from everystop.runner.calibration import Room, measure_step_times
-from everystop.tenants import Tenant, check_use, read_tenants
+from everystop.tenants import Tenant, Tenants, read_tenants
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -119,19 +119,25 @@ def plans_by_time(config: Config) -> bool:
 
 def policy_settings(config: Config) -> dict[str, Any]:
     """What `make_policy` takes beside the name; raises ConfigError for a file of tenants that cannot be used."""
-    tenants = read_tenants(config.tenants)
-    check_use(tenants, config.tenants, config.policy)
     return {
         "batch_wait_ns": config.batch_wait_ms * NS_PER_MS,
         "ageing_ns": round(config.ageing * NS_PER_S),
-        "shares": {name: _share(tenant) for name, tenant in tenants.by_name.items()},
+        "shares": {name: _share(tenant) for name, tenant in tenants_of(config).by_name.items()},
+        "quantum": config.fair_quantum or QUANTUM,
         "targets": Targets.from_ms(config.ttft_target_ms, config.itl_target_ms),
     }
 
 
+def tenants_of(config: Config) -> Tenants:
+    """The file of `--tenants`, or nobody; raises ConfigError, also for what the policy does not honour."""
+    return read_tenants(config.tenants, TENANT_SETTINGS.get(config.policy, ()))
+
+
 def _share(tenant: Tenant) -> Share:
     ttft_ns, itl_ns = (None if ms is None else round(ms * NS_PER_MS) for ms in (tenant.ttft_ms, tenant.itl_ms))
-    return Share(tenant.weight, tenant.max_running, ttft_ns=ttft_ns, itl_ns=itl_ns)
+    return Share(
+        tenant.weight, tenant.max_running, tenant.max_queued, tenant.token_rate, tenant.kv_share, ttft_ns, itl_ns
+    )
 
 
 def open_recorder(config: Config) -> Recorder | None:

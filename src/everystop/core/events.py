@@ -64,6 +64,7 @@ class RefuseEvent(NamedTuple):
     now_ns: int
     request_id: int
     code: str
+    tenant: str = ""
 
 
 class AdmitEvent(NamedTuple):

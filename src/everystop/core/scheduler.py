@@ -99,6 +99,9 @@ class Scheduler:
             max_num_prefill_tokens=limits.max_num_prefill_tokens,
             target_itl_ns=limits.target_itl_ns,
             step_times=step_times,
+            num_blocks=kv.pool.num_blocks,
+            block_size=kv.block_size,
+            num_matched_tokens=kv.num_matched_tokens,
         )
         self.limit_tokens = min(limits.max_model_len, kv.num_token_slots)
         self.num_preemptions = 0
@@ -153,12 +156,16 @@ class Scheduler:
         return view
 
     def add(self, request: Request, now_ns: int) -> None:
-        """Take a request; raises RequestError, and records it, if an empty system could not serve the request."""
+        """Take a request; raises RequestError, and records it, if an empty system could not serve the request, or if
+        the policy refuses it.
+        """
         assert request.request_id not in self.requests
         try:
             self._check_fits(request)
+            if not self.siblings.has(request.group_id):
+                self.policy.check_add(request, self._look(now_ns))
         except RequestError as error:
-            self._events.append(RefuseEvent(now_ns, request.request_id, type(error).__name__))
+            self._events.append(RefuseEvent(now_ns, request.request_id, type(error).__name__, request.tenant))
             raise
         self.requests[request.request_id] = request
         self.siblings.join(request)
@@ -416,7 +423,7 @@ class Scheduler:
         picked = self.policy.pick(view)
         if isinstance(picked, Wait):
             draft.plan.wake_at_ns = picked.until_ns
-            self._note_wait(-1, WaitReason.BATCH_FILL, draft.now_ns)
+            self._note_wait(-1, picked.reason, draft.now_ns)
             return None
         if picked is None:
             if view.num_waiting and not view.num_running and not self.batch.outstanding:

@@ -3,7 +3,8 @@
 A record is gzip-compressed JSON, one array or object a line:
 
     {"everystop_record": 1, "limits": {...}, "kv": {...}, "step_times": {...}, "policy": "continuous",
-     "batch_wait_ns": 0, "ageing_ns": 0, "shares": [the fields of each `Share`, ...], "targets": [ttft_ns, itl_ns]}
+     "batch_wait_ns": 0, "ageing_ns": 0, "quantum": 0, "shares": [[the fields of a tenant's Share], ...],
+     "targets": [ttft_ns, itl_ns]}
     ["add", now_ns, request_id, group_id, choice_index, num_prompt_tokens, max_tokens, min_tokens, n, num_stop_ids,
             tenant, priority, and if it has targets of its own: ttft_target_ns, itl_target_ns]
     ["refuse", ... the same ...]
@@ -56,7 +57,8 @@ class Recorder:
         policy: str,
         batch_wait_ns: int = 0,
         ageing_ns: int = 0,
-        shares: Mapping[str, Sequence[Any]] | None = None,
+        shares: Mapping[str, tuple[Any, ...]] | None = None,
+        quantum: int = 0,
         targets: Sequence[int | None] = (),
     ) -> None:
         self._file = gzip.open(path, "wt", compresslevel=4, encoding="ascii")  # noqa: SIM115 (closed by the thread)
@@ -67,6 +69,7 @@ class Recorder:
             "policy": policy,
             "batch_wait_ns": batch_wait_ns,
             "ageing_ns": ageing_ns,
+            "quantum": quantum,
             "shares": [list(share) for share in shares.values()],
             "targets": list(targets),
         }
@@ -87,7 +90,7 @@ class Recorder:
         self._note("add", now_ns, request)
 
     def refused(self, request: Request, now_ns: int) -> None:
-        """A request that never fits arrives."""
+        """A request arrives in vain."""
         self._note("refuse", now_ns, request)
 
     def aborted(self, request_id: int, now_ns: int) -> None:
