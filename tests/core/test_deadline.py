@@ -109,6 +109,21 @@ def test_prompts_on_board_that_go_before_delay_a_first_token(ttft_steps: int, is
     harness.run()
 
 
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_cached_prefix_makes_nobody_late(is_cached: bool) -> None:
+    """A token seems to take a step: 64 are too many for a first token within 20, but the last 16 are not."""
+    harness = make_harness(token_ns=STEP_NS, block_size=16)
+    harness.add(make_request(0, range(48), max_tokens=2))
+    harness.run()
+    prefix = range(48) if is_cached else range(100, 148)
+    harness.add(make_request(1, [*prefix, *range(200, 216)], max_tokens=2, ttft_target_ns=20 * STEP_NS))
+    policy = harness.scheduler.policy
+    assert isinstance(policy, Deadline)
+    policy.pick(harness.scheduler._look(harness.now_ns))
+    assert len(policy._late) == (not is_cached)
+    harness.run()
+
+
 @pytest.mark.parametrize(("itl_steps", "is_late"), [(40, False), (12, True)])
 def test_short_steps_for_the_sake_of_decoders_delay_a_first_token(itl_steps: int, is_late: bool) -> None:
     """A step costs 10, and a token a tenth; the decoder's target leaves 290 tokens to a step, or 16 at the least."""

@@ -126,8 +126,11 @@ class Deadline(Policy):
         deadline_ns = self._deadlines_ns.get(request.request_id)
         if deadline_ns is None:
             return False
-        rank = self._ranks[request.request_id]
-        return view.now_ns + self._prompts.first_token_in_ns(request, rank, itl_ns, view) > deadline_ns
+        rank, left_ns = self._ranks[request.request_id], deadline_ns - view.now_ns
+        if self._prompts.first_token_in_ns(request.num_tokens, rank, itl_ns, view) <= left_ns:
+            return False
+        num_tokens = request.num_tokens - view.num_matched_tokens(request)
+        return self._prompts.first_token_in_ns(num_tokens, rank, itl_ns, view) > left_ns
 
     def passed_over(self, head: Request) -> Iterator[tuple[Request, WaitReason]]:
         first = self._late.head()

@@ -48,16 +48,16 @@ class Prompts:
         """One of them is computed after a request of that rank."""
         return any(other > rank for other, _ in self._ranked.values())
 
-    def first_token_in_ns(self, request: Request, rank: int, itl_ns: int | None, view: View) -> int:
-        """Predicted time to the first token of a request that boards now: that of the prompts here that go before it,
-        of its own, and, where others wait too, of as many tokens again, since it gets half of each step then.
+    def first_token_in_ns(self, num_own: int, rank: int, itl_ns: int | None, view: View) -> int:
+        """Predicted time to the first token of a request that boards now with `num_own` tokens to compute: that of the
+        prompts here that go before it, of its own, and, where others wait too, of as many tokens again, since it gets
+        half of each step then.
         """
-        num_tokens = request.num_tokens * (2 if view.num_waiting > 1 else 1)
+        num_tokens = num_own * (2 if view.num_waiting > 1 else 1)
         num_tokens += sum(_num_left(other) for other_rank, other in self._ranked.values() if other_rank < rank)
         num_steps = -(-num_tokens // self._tokens_a_step(itl_ns, view))
         num_decodes = num_steps * self._num_decoders(view)
-        pairs = num_pairs(0, request.num_tokens)
-        work = StepFeatures(num_tokens + num_decodes, 0, pairs, num_steps + num_decodes)
+        work = StepFeatures(num_tokens + num_decodes, 0, num_pairs(0, num_own), num_steps + num_decodes)
         return round(view.step_times.execute_ns(work) + (num_steps - 1) * view.step_times.step_ns)
 
     def _num_decoders(self, view: View) -> int:
