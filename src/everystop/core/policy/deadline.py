@@ -110,7 +110,7 @@ class Deadline(Policy):
     def pick(self, view: View) -> Request | None:
         if not len(self._line) + len(self._late):
             return None
-        itl_ns = min((self._itl_ns[request_id] for request_id in self._due_ns), default=None)
+        itl_ns = min(map(self._itl_ns.__getitem__, self._due_ns), default=None)
         while (head := self._line.head()) is not None and self._is_late(head, itl_ns, view):
             self._line.discard(head)
             self._late.push(head, self._num_late)
