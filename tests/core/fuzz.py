@@ -19,7 +19,7 @@ from everystop.core.step_time import StepTimeModel
 # States in which requests are aborted, with weights that make up for how rare they are.
 ABORT_WEIGHTS = {
     "waiting": 1.5,
-    "forking": 60,
+    "forking": 100,
     "running-prefill": 16,
     "running-decode": 30,
     "preempted": 1000,

@@ -64,13 +64,13 @@ class Prompts:
         return view.num_running - len(self._ranked)
 
     def _tokens_a_step(self, itl_ns: int | None, view: View) -> int:
-        """Tokens that a step has for prompts, by its limits and by its time; at least 1."""
+        """Tokens that a step has for prompts, by its limits and, where there are decoders, by its time; at least 1."""
         num_decoders = self._num_decoders(view)
         num_tokens = view.max_num_batched_tokens - num_decoders
         if view.max_num_prefill_tokens is not None:
             num_tokens = min(num_tokens, view.max_num_prefill_tokens)
         targets = [target for target in (view.target_itl_ns, itl_ns) if target is not None]
-        if targets:
+        if targets and num_decoders:
             left_ns = min(targets) - view.step_times.execute_ns(StepFeatures(num_decoders, 0, 0, num_decoders))
             num_tokens = min(num_tokens, max(MIN_PREFILL_TOKENS, view.step_times.largest_chunk(0, left_ns)))
         return max(1, num_tokens)
