@@ -17,6 +17,8 @@ SETTINGS = {
         "policy",
         "batch_wait_ms",
         "ageing",
+        "ttft_target_ms",
+        "itl_target_ms",
         "max_num_seqs",
         "max_num_batched_tokens",
         "max_num_prefill_tokens",

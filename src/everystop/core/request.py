@@ -112,6 +112,8 @@ class Request:
     choice_index: int = 0
     tenant: str = ""
     priority: int = 0
+    ttft_target_ns: int | None = None
+    itl_target_ns: int | None = None
     cache_salt: str = ""
     adapter: str = ""
     block_keys: list[bytes] = field(default_factory=list)

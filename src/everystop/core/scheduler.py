@@ -97,6 +97,9 @@ class Scheduler:
         self.requests: dict[int, Request] = {}
         self.view = View(
             max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_prefill_tokens=limits.max_num_prefill_tokens,
+            target_itl_ns=limits.target_itl_ns,
             step_times=step_times,
             num_blocks=kv.pool.num_blocks,
             block_size=kv.block_size,

@@ -176,6 +176,8 @@ class Engine:
                 tenant=message.tenant,
                 priority=message.priority,
                 cache_salt=message.cache_salt,
+                ttft_target_ns=message.ttft_target_ns,
+                itl_target_ns=message.itl_target_ns,
             )
             try:
                 _check_some_token_may_begin(request)

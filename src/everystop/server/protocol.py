@@ -21,6 +21,8 @@ MAX_SEQUENCES = 1024
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_PRIORITY = 1000
+MAX_TARGET_MS = 3_600_000
+NS_PER_MS = 1_000_000
 MAX_USER_CHARS = 256
 MAX_JSON_MARKS = 2_000_000
 _COUNTED_BYTES = 1 << 18
@@ -39,6 +41,7 @@ class Limits:
     max_model_len: int
     defaults: SamplingParams = field(default_factory=SamplingParams)
     has_priorities: bool = False
+    has_targets: bool = False
     names_tenants: bool = False
 
 
@@ -54,6 +57,8 @@ class Parsed:
     include_usage: bool = False
     cache_salt: str = ""
     priority: int = 0
+    ttft_target_ns: int | None = None
+    itl_target_ns: int | None = None
     user: str = ""
 
 
@@ -139,6 +144,8 @@ def _parse_common(values: dict[str, Any], limits: Limits, logprobs: int | None, 
         include_usage=values.get("stream_options", {}).get("include_usage", False),
         cache_salt=values.get("cache_salt", ""),
         priority=_read_priority(values, limits),
+        ttft_target_ns=_read_target("ttft_target_ms", values, limits),
+        itl_target_ns=_read_target("itl_target_ms", values, limits),
         user=_read_user(values, limits),
     )
 
@@ -149,6 +156,16 @@ def _read_priority(values: dict[str, Any], limits: Limits) -> int:
     if priority and not limits.has_priorities:
         raise UnsupportedField("priority", f"priority = {priority} needs --policy priority; the policy here has none")
     return priority
+
+
+def _read_target(name: str, values: dict[str, Any], limits: Limits) -> int | None:
+    """A target in nanoseconds; None where the request has none, as it must where the policy has none."""
+    target_ms: float | None = values.get(name)
+    if target_ms is None:
+        return None
+    if not limits.has_targets:
+        raise UnsupportedField(name, f"{name} = {target_ms:g} needs --policy deadline; the policy here has no targets")
+    return round(target_ms * NS_PER_MS)
 
 
 def _read_user(values: dict[str, Any], limits: Limits) -> str:
@@ -243,6 +260,8 @@ COMMON_FIELDS: dict[str, Reader] = PARAMETER_FIELDS | {
     "stream_options": _read_stream_options,
     "cache_salt": fields.string(1024),
     "priority": fields.integer(-MAX_PRIORITY, MAX_PRIORITY),
+    "ttft_target_ms": fields.number(1, MAX_TARGET_MS),
+    "itl_target_ms": fields.number(1, MAX_TARGET_MS),
     "user": fields.anything,
     # without effect here
     "metadata": fields.anything,

@@ -35,8 +35,8 @@ def _nothing_matched(request: Request) -> int:
 
 @dataclass(slots=True)
 class View:
-    """What a policy may see: the time and counts, as of this step, the size of the KV cache, and what is known of step
-    times.
+    """What a policy may see: the time and counts, as of this step, the limits, the size of the KV cache, and what is
+    known of step times.
 
     `num_matched_tokens(request)` is the length of the request's longest prefix that the cache holds now, in tokens;
     asking pins nothing, and takes time in proportion to the request's blocks.
@@ -44,6 +44,9 @@ class View:
 
     now_ns: int = 0
     max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    max_num_prefill_tokens: int | None = None
+    target_itl_ns: int | None = None
     num_running: int = 0
     num_waiting: int = 0
     num_held: int = 0
