@@ -7,7 +7,7 @@ measured: the median gap between tokens on `calm`, which is the same without the
 and 5 times that step take turns with fixed budgets (`--max-num-batched-tokens`), each run on a fresh server that has
 served a little of the same kind before. A fixed budget meets a target if it keeps the same promise: ITL p99 of the
 chats at most 1.25 times the target. Last comes a target of half the step, which nothing can meet: the server must say
-so.
+so, by `everystop_steps_over_target_total` and in its status line.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ def measure(model: str, options: Sequence[str], name: str, seed: int) -> Row:
         before = server.wait_idle()
         run = run_load(make_workload(name, seed), Target(url=server.url))
         counted = difference(server.wait_idle(), before)
-        words = server.words()
-    return figures(run, counted) | {"workload": name, "seed": seed, "load_average": load, "words": words}
+    return figures(run, counted) | {"workload": name, "seed": seed, "load_average": load}
 
 
 def figures(run: Run, counted: dict[str, float]) -> Row:
@@ -77,6 +76,7 @@ def figures(run: Run, counted: dict[str, float]) -> Row:
         "wall_s": wall_s,
         "step_ms": counted["step_seconds_sum"] / max(1.0, counted["step_seconds_count"]) * 1e3,
         "tokens_per_step": counted["iteration_tokens_sum"] / max(1.0, counted["iteration_tokens_count"]),
+        "over_share": counted["steps_over_target"] / max(1.0, counted["steps"]),
         "generator_cpu_s": run.cpu_s,
     }
 
@@ -89,7 +89,7 @@ def itl_ms(run: Run, group: str) -> list[float]:
 def decode_step_ms(model: str, options: Sequence[str], repeats: int) -> float:
     """The decode-only step: the median gap between tokens on `calm`, median over the rounds."""
     rows = [measure(model, options, "calm", DEFAULT_SEED + repeat) for repeat in range(repeats)]
-    return statistics.median(row["itl_p50_ms"] for row in rows)
+    return float(statistics.median(row["itl_p50_ms"] for row in rows))
 
 
 def target_flags(target_ms: float) -> list[str]:
@@ -183,15 +183,23 @@ def target_checks(own: Sequence[Row], rows: Sequence[Row], target_ms: float) -> 
 
 
 def out_of_reach_check(row: Row, target_ms: float) -> Check:
-    """A target that nothing can meet is told of, not pretended."""
-    lines = [line for line in row["words"].splitlines() if "--target-itl-ms" in line]
-    told = lines[0] if lines else "the server says nothing"
-    return (f"target {target_ms:.1f} ms, out of reach: the server says so", told, bool(lines))
+    """A target that nothing can meet is told of, not pretended: most steps count as planned beyond their target."""
+    share = row["over_share"]
+    return (f"target {target_ms:.1f} ms: reported as out of reach", f"in {share:.0%} of steps", share > 0.5)
 
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown, a line for each setting."""
-    heads = ("setting", "ITL p50 ms", "ITL p99 ms", "ITL max ms", "long TTFT p50 ms", "p95 ms", "computed tok/s")
+    heads = (
+        "setting",
+        "ITL p50 ms",
+        "ITL p99 ms",
+        "ITL max ms",
+        "long TTFT p50 ms",
+        "p95 ms",
+        "computed tok/s",
+        "steps over target",
+    )
     lines = [f"| {' | '.join(heads)} |", "|---" + "|---:" * (len(heads) - 1) + "|"]
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -202,6 +210,7 @@ def table(rows: Sequence[Row]) -> str:
         cells = [spread([row[key] for row in same], 1) for key in ("itl_p50_ms", "itl_p99_ms", "itl_max_ms")]
         cells += [f"{pooled(same)[key]:,.0f}" for key in ("long_ttft_p50_ms", "long_ttft_p95_ms")]
         cells.append(spread([row["computed_tok_s"] for row in same], 0))
+        cells.append("" if same[0]["budget"] else f"{max(row['over_share'] for row in same):.1%}")
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from benchmarks.loadgen import Record, Run, Usage
 from benchmarks.trial import Tenancy, Trial, read_options
 from benchmarks.workloads import Job, Workload
-from everystop.assembly import Capacity, build_scheduler
+from everystop.assembly import Capacity, build_scheduler, plans_by_time
 from everystop.config import Config
 from everystop.core.errors import RequestError
 from everystop.core.events import Event, FinishEvent, StepEvent
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Scheduler
+from everystop.core.step_time import UNKNOWN_STEP_TIMES
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import SimulatedRunner
 from everystop.sim.clock import Clock
@@ -45,7 +46,8 @@ class VirtualStage:
         with tempfile.TemporaryDirectory() as folder:
             config = read_options([*options, *(tenancy.write(Path(folder)) if tenancy else ())])
             capacity = virtual_capacity(config)
-            scheduler = build_scheduler(config, capacity)
+            step_times = self._cost if plans_by_time(config) else UNKNOWN_STEP_TIMES
+            scheduler = build_scheduler(config, capacity, step_times=step_times)
         clients = _Clients(workload)
         clients.serve(scheduler, self._cost, stop_s)
         return Trial(clients.run, capacity.num_tokens, clients.events if wants_events else [])

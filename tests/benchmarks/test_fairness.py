@@ -31,10 +31,10 @@ WEIGHTS = {"a": 1.0, "b": 3.0}
 
 
 def make_study(**changes: Any) -> Study:
-    """16 requests of 160 weighted tokens a second."""
+    """16 requests of 160 weighted tokens a second; short prompts are quickly made."""
     settings: dict[str, Any] = {
         "stage": VirtualStage(CostModel(step_ns=5e6)),
-        "kind": Kind(prompt=(20, 60), output=(40, 80)),
+        "kind": Kind(prompt=(2, 6), output=(58, 98)),
         "options": (),
         "seconds": 60.0,
         "least_tokens": 50_000,
@@ -45,9 +45,9 @@ def make_study(**changes: Any) -> Study:
 
 def make_rows(**changes: dict[str, Any]) -> list[dict[str, Any]]:
     """Two rounds that keep every promise, but for `changes` by scenario and policy, as `flood_fair`."""
-    shared = {"seconds": 90.0, "weighted_tok_s": 2500.0, "refused": 0, "first_error": None}
-    flood = {"scenario": "1:3", "served": {"a": 55_000, "b": 165_000}, "ratio": 3.0}
-    rows = {
+    shared: dict[str, Any] = {"seconds": 90.0, "weighted_tok_s": 2500.0, "refused": 0, "first_error": None}
+    flood: dict[str, Any] = {"scenario": "1:3", "served": {"a": 55_000, "b": 165_000}, "ratio": 3.0}
+    rows: dict[str, dict[str, Any]] = {
         "flood_fair": flood | {"policy": FAIR, "widest_gap": 400.0, "bound": 20_000.0},
         "flood_continuous": flood | {"policy": FIRST_COME, "ratio": 0.75},
         "quiet_fair": {"scenario": "quiet", "policy": FAIR, "ttft_p95_ms": {"quiet": 50.0}},
@@ -102,6 +102,7 @@ def test_both_floods_ask_for_more_than_half_and_more_than_their_share() -> None:
 
 def test_the_quiet_tenant_sends_the_same_alone_and_the_flood_ten_times_as_much() -> None:
     study = make_study(seconds=300.0)
+    assert study.requests_per_s == 16
     both, alone = (quiet_beside_flood(study, 1, alone=alone).jobs for alone in (False, True))
     assert [job for job in both if job.tenant == "quiet"] == list(alone)
     assert len(alone) == pytest.approx(0.2 * 16 * 302, rel=0.1)

@@ -60,17 +60,21 @@ def test_service_counts_prompts_once_and_answers_twice_up_to_a_time() -> None:
 
 
 def test_the_gap_is_the_widest_swing_while_both_wait() -> None:
-    events = [*queues(), admit(0), admit(1), step(r0=5), step(r1=8)]
+    events: list[Event] = [*queues(), admit(0), admit(1), step(r0=5), step(r1=8)]
     assert widest_gap(events, {"a": 1.0, "b": 1.0}) == 16  # from +10 after step one to -6
     assert widest_gap(events, {"a": 1.0, "b": 2.0}) == 15  # up to +10 with a's prompt, then +5, +15, and down to +7
 
 
 def test_a_window_ends_where_one_no_longer_waits() -> None:
-    lonely = [arrival(0, "a", 10), arrival(2, "a", 10), admit(0), step(r0=500)]
+    lonely: list[Event] = [arrival(0, "a", 10), arrival(2, "a", 10), admit(0), step(r0=500)]
     assert widest_gap(lonely, {"a": 1.0, "b": 1.0}) == 0
-    both = [*lonely, arrival(1, "b", 10), step(r0=3)]
+    both: list[Event] = [*lonely, arrival(1, "b", 10), step(r0=3)]
     assert widest_gap(both, {"a": 1.0, "b": 1.0}) == 6
-    last_boards = [*both, admit(1), step(r0=100)]  # b's prompt of 10 still counts, what comes after does not
+    last_boards: list[Event] = [
+        *both,
+        admit(1),
+        step(r0=100),
+    ]  # b's prompt of 10 still counts, what comes after does not
     assert widest_gap(last_boards, {"a": 1.0, "b": 1.0}) == 10
 
 
@@ -81,7 +85,7 @@ def test_cached_tokens_a_second_boarding_and_strangers_cost_nothing() -> None:
 
 
 def test_one_that_leaves_while_it_waits_ends_the_window() -> None:
-    events = [arrival(0, "a", 1), arrival(1, "b", 1), arrival(2, "a", 1), admit(0), finish(1), step(r0=9)]
+    events: list[Event] = [arrival(0, "a", 1), arrival(1, "b", 1), arrival(2, "a", 1), admit(0), finish(1), step(r0=9)]
     assert widest_gap(events, {"a": 1.0, "b": 1.0}) == 1
 
 

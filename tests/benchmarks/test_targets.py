@@ -33,7 +33,7 @@ def row(p99: float, tok_s: float, ttft: list[float], **setting: Any) -> dict[str
 
 def make_rows(**mine: Any) -> list[dict[str, Any]]:
     """A target of 20 ms that keeps its promises, and three budgets of which the last is too large."""
-    own = {"p99": 24.0, "tok_s": 950.0, "ttft": [300.0, 400.0]} | mine
+    own: dict[str, Any] = {"p99": 24.0, "tok_s": 950.0, "ttft": [300.0, 400.0]} | mine
     one_round = [
         row(own["p99"], own["tok_s"], own["ttft"], target_ms=20.0),
         row(15.0, 800.0, [900.0, 990.0], budget=64),

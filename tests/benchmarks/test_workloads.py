@@ -154,4 +154,4 @@ def test_arrivals_of_several_tenants_are_sent_in_order_of_time_and_can_be_read_b
     assert {job.tenant for job in workload.jobs} == {"a", "b", "c"}
     assert read_workload(workload.lines()) == workload
     fingerprint_of_lines = hashlib.sha256("\n".join(workload.lines()).encode()).hexdigest()[:16]
-    assert fingerprint_of_lines == "TO-BE-FILLED"
+    assert fingerprint_of_lines == "9a2563805093890d"
