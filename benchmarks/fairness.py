@@ -14,7 +14,8 @@ got by then. The bound of the virtual token counter is checked in every window i
 scheduler: the server writes a record, and its calls are repeated.
 
 Quiet: one tenant asks for a fifth of the capacity, a flood for ten times as much. A quiet request without a first token
-at the end counts with the time that it has waited so far.
+at the end counts with the time that it has waited so far. `limited` is `fair` where the flood may not take all slots
+(`max_running`), so that the quiet tenant need not wait for one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from benchmarks.trial import RealStage, Stage, Tenancy, Trial
 from benchmarks.workloads import Dice, Kind, Workload, burst, in_order_of_time, poisson
 
 OPTIONS = ("--max-num-seqs", "16")
-FAIR, FIRST_COME, ALONE = "fair", "continuous", "alone"
+FAIR, LIMITED, FIRST_COME, ALONE = "fair", "limited", "continuous", "alone"
 DEMAND = 1.3  # of a flood, in the larger of its share and half the capacity
 LINE = 32  # requests of each flood at the start
 QUIET_SHARE, FLOOD_TIMES = 0.2, 10.0
@@ -58,7 +59,7 @@ class Study:
     options: tuple[str, ...]
     seconds: float
     least_tokens: float
-    flood_max_running: int | None = None
+    flood_max_running: int = 0
     capacity: float = 0.0
 
     @property
@@ -96,7 +97,7 @@ def quiet_beside_flood(study: Study, seed: int, *, alone: bool) -> Workload:
 
 def play(study: Study, workload: Workload, policy: str, tenancy: Tenancy, stop_s: float, *, events: bool) -> Trial:
     """One run; only `fair` is told of the tenants."""
-    is_fair = policy == FAIR
+    is_fair = policy in (FAIR, LIMITED)
     options = [*study.options, "--policy", FAIR if is_fair else FIRST_COME]
     return study.stage.play(
         workload, options, tenancy=tenancy if is_fair else None, stop_s=stop_s, wants_events=is_fair and events
@@ -119,7 +120,7 @@ def run_floods(study: Study, weights: Weights, policy: str, seed: int) -> Row:
 def run_quiet(study: Study, policy: str, seed: int) -> Row:
     """One run of the quiet tenant: under a policy beside the flood, or alone."""
     workload = quiet_beside_flood(study, seed, alone=policy == ALONE)
-    limits = {"flood": study.flood_max_running} if study.flood_max_running else {}
+    limits = {"flood": study.flood_max_running} if policy == LIMITED else {}
     tenancy = Tenancy({"quiet": 1.0, "flood": 1.0}, limits)
     stop_s = study.seconds + GRACE_S
     trial = play(study, workload, policy, tenancy, stop_s, events=False)
@@ -178,7 +179,7 @@ def run_all(
             for policy in (FAIR, FIRST_COME):
                 keep(run_floods(study, weights, policy, seed))
         if with_quiet:
-            for policy in (FAIR, FIRST_COME, ALONE):
+            for policy in (FAIR, LIMITED, FIRST_COME, ALONE) if study.flood_max_running else (FAIR, FIRST_COME, ALONE):
                 keep(run_quiet(study, policy, seed))
     return rows
 
@@ -192,7 +193,10 @@ def verdicts(rows: Sequence[Row], pairs: Sequence[Weights], study: Study) -> lis
     for weights in pairs:
         checks += flood_checks([row for row in rows if row["scenario"] == in_words(weights)], weights, study)
     quiet = [row for row in rows if row["scenario"] == "quiet"]
-    return checks + (quiet_checks(quiet) if quiet else [])
+    for policy in (FAIR, LIMITED):
+        if any(row["policy"] == policy for row in quiet):
+            checks += quiet_checks(quiet, policy)
+    return checks
 
 
 def flood_checks(rows: Sequence[Row], weights: Weights, study: Study) -> list[Check]:
@@ -216,37 +220,38 @@ def flood_checks(rows: Sequence[Row], weights: Weights, study: Study) -> list[Ch
             least >= study.least_tokens and seconds >= study.seconds,
         ),
         (f"floods {name}: gap within the bound in every window", f"{widest:,.0f} of {allowed:,.0f}", widest <= allowed),
-        *common_checks(f"floods {name}", rows),
+        *common_checks(f"floods {name}", rows, FAIR),
     ]
 
 
-def quiet_checks(rows: Sequence[Row]) -> list[Check]:
-    """Of the quiet tenant."""
-    p95 = {
-        policy: [row["ttft_p95_ms"]["quiet"] for row in rows if row["policy"] == policy]
-        for policy in (FAIR, FIRST_COME, ALONE)
-    }
-    better = [first / fair for first, fair in zip(p95[FIRST_COME], p95[FAIR], strict=True)]
-    worse = [fair / alone for fair, alone in zip(p95[FAIR], p95[ALONE], strict=True)]
+def quiet_checks(rows: Sequence[Row], policy: str) -> list[Check]:
+    """Of the quiet tenant under `fair`, with or without a limit on the flood."""
+    name = "quiet" if policy == FAIR else f"quiet, {policy}"
+    mine, first_come, alone = (
+        [row["ttft_p95_ms"]["quiet"] for row in rows if row["policy"] == which] for which in (policy, FIRST_COME, ALONE)
+    )
+    better = [first / fair for first, fair in zip(first_come, mine, strict=True)]
+    worse = [fair / own for fair, own in zip(mine, alone, strict=True)]
     return [
         (
-            f"quiet: TTFT p95 at least 5 times better than {FIRST_COME}",
-            f"{spread(better, 1)} times ({spread(p95[FAIR], 0)} ms, not {spread(p95[FIRST_COME], 0)} ms)",
+            f"{name}: TTFT p95 at least 5 times better than {FIRST_COME}",
+            f"{spread(better, 1)} times ({spread(mine, 0)} ms, not {spread(first_come, 0)} ms)",
             statistics.median(better) >= 5,
         ),
         (
-            "quiet: TTFT p95 at most twice its own alone",
-            f"{spread(worse, 2)} times ({spread(p95[ALONE], 0)} ms alone)",
+            f"{name}: TTFT p95 at most twice its own alone",
+            f"{spread(worse, 2)} times ({spread(alone, 0)} ms alone)",
             statistics.median(worse) <= 2,
         ),
-        *common_checks("quiet", [row for row in rows if row["policy"] != ALONE]),
+        *common_checks(name, rows, policy),
     ]
 
 
-def common_checks(title: str, rows: Sequence[Row]) -> Iterator[Check]:
+def common_checks(title: str, rows: Sequence[Row], policy: str) -> Iterator[Check]:
     """Throughput against first come, first served, and that nobody was turned away."""
+    rows = [row for row in rows if row["policy"] in (policy, FIRST_COME)]
     fair, first_come = (
-        [row["weighted_tok_s"] for row in rows if row["policy"] == policy] for policy in (FAIR, FIRST_COME)
+        [row["weighted_tok_s"] for row in rows if row["policy"] == which] for which in (policy, FIRST_COME)
     )
     shares = [a / b for a, b in zip(fair, first_come, strict=True)]
     yield (
@@ -297,9 +302,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--least-tokens", type=float, default=50_000, help="weighted tokens that each flood must get (default: 50,000)")
     add("--weights", nargs="*", type=read_weights, default=[read_weights("1:1"), read_weights("1:3")], metavar="A:B")
     add("--no-quiet", action="store_true", help="only the floods")
-    add("--prompt", nargs=2, type=int, default=(20, 60), metavar="N", help="shortest and longest prompt")
+    add("--prompt", nargs=2, type=int, default=(100, 300), metavar="N", help="shortest and longest prompt")
     add("--output", nargs=2, type=int, default=(40, 80), metavar="N", help="shortest and longest answer")
-    add("--flood-max-running", type=int, help="max_running of the flood beside the quiet tenant")
+    add(
+        "--flood-max-running", type=int, default=10, help="max_running under `limited`, 0 to leave it out (default: 10)"
+    )
     add("--option", action="append", default=[], help="one more flag of serve, as --option=--threads=1")
     add("--simulated", action="store_true", help="the same arrivals in virtual time")
     add("--cost", help="step times for --simulated: a file of calibrate, or measured")

@@ -102,10 +102,12 @@ def budget_flags(budget: int) -> list[str]:
     return ["--max-num-batched-tokens", str(budget)]
 
 
-def run_all(model: str, options: Sequence[str], targets_ms: Sequence[float], repeats: int) -> list[Row]:
+def run_all(
+    model: str, options: Sequence[str], targets_ms: Sequence[float], budgets: Sequence[int], repeats: int
+) -> list[Row]:
     """`stall` under every target and every fixed budget, in turns."""
     settings: list[tuple[Row, list[str]]] = [({"target_ms": t, "budget": None}, target_flags(t)) for t in targets_ms]
-    settings += [({"target_ms": None, "budget": budget}, budget_flags(budget)) for budget in BUDGETS]
+    settings += [({"target_ms": None, "budget": budget}, budget_flags(budget)) for budget in budgets]
     rows = []
     for repeat in range(repeats):
         for setting, flags in settings:
@@ -220,12 +222,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--times", type=float, nargs="+", default=TIMES, help="targets, in times the decode-only step")
+    parser.add_argument("--budgets", type=int, nargs="+", default=BUDGETS, help="fixed budgets to compare with")
     parser.add_argument("--out", type=Path, help="write all figures to this JSON file")
     parser.add_argument("--option", action="append", default=[], help="one more flag of serve, as --option=--threads=1")
     arguments = parser.parse_args(argv)
     step_ms = decode_step_ms(arguments.model, arguments.option, arguments.repeats)
     print(f"decode-only step {step_ms:.2f} ms")
-    rows = run_all(arguments.model, arguments.option, [round(step_ms * times, 2) for times in TIMES], arguments.repeats)
+    targets_ms = [round(step_ms * times, 2) for times in arguments.times]
+    rows = run_all(arguments.model, arguments.option, targets_ms, arguments.budgets, arguments.repeats)
     checks = verdicts(rows)
     low_ms = round(step_ms * OUT_OF_REACH, 2)
     low = measure(arguments.model, [*target_flags(low_ms), *arguments.option], "stall", DEFAULT_SEED)

@@ -146,9 +146,11 @@ def poisson(dice: Dice, kind: Kind, tenant: str, per_s: float, seconds: float) -
 
 
 def in_order_of_time(name: str, *streams: Iterable[Job]) -> Workload:
-    """An open loop of several tenants' requests."""
-    jobs = sorted((job for stream in streams for job in stream), key=lambda job: job.at_s or 0.0)
-    return Workload(name, 0, tuple(jobs))
+    """An open loop of several tenants' requests; of those at the same time each stream sends one in turn."""
+    jobs = sorted(
+        (job.at_s or 0.0, turn, number, job) for number, stream in enumerate(streams) for turn, job in enumerate(stream)
+    )
+    return Workload(name, 0, tuple(job for *_, job in jobs))
 
 
 def straggler(dice: Dice) -> Workload:

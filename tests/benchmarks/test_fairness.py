@@ -52,6 +52,7 @@ def make_rows(**changes: dict[str, Any]) -> list[dict[str, Any]]:
         "flood_continuous": flood | {"policy": FIRST_COME, "ratio": 0.75},
         "quiet_fair": {"scenario": "quiet", "policy": FAIR, "ttft_p95_ms": {"quiet": 50.0}},
         "quiet_continuous": {"scenario": "quiet", "policy": FIRST_COME, "ttft_p95_ms": {"quiet": 30_000.0}},
+        "quiet_limited": {"scenario": "quiet", "policy": "limited", "ttft_p95_ms": {"quiet": 40.0}},
         "quiet_alone": {"scenario": "quiet", "policy": "alone", "ttft_p95_ms": {"quiet": 30.0}},
     }
     return [shared | row | changes.get(name, {}) for _ in range(2) for name, row in rows.items()]
@@ -79,6 +80,9 @@ def test_promises_that_are_kept_hold() -> None:
         ("quiet_fair", {"refused": 1}, "quiet: no request refused"),
         ("quiet_continuous", {"ttft_p95_ms": {"quiet": 249.0}}, "quiet: TTFT p95 at least 5"),
         ("quiet_alone", {"ttft_p95_ms": {"quiet": 24.0}}, "quiet: TTFT p95 at most twice"),
+        ("quiet_limited", {"ttft_p95_ms": {"quiet": 60.1}}, "quiet, limited: TTFT p95 at most twice"),
+        ("quiet_limited", {"weighted_tok_s": 2374.0}, "quiet, limited: throughput"),
+        ("quiet_limited", {"refused": 1}, "quiet, limited: no request refused"),
     ],
 )
 def test_each_promise_fails_alone(name: str, change: dict[str, Any], expected: str) -> None:
@@ -134,16 +138,19 @@ def test_the_command_shows_in_virtual_time_what_fair_keeps(tmp_path: Path, capsy
     cost, out = tmp_path / "cost.json", tmp_path / "out.json"
     CostModel(step_ns=5e6, token_ns=2e5).write(cost)
     arguments = ["--simulated", "--cost", str(cost), "--repeats", "1", "--seconds", "12", "--least-tokens", "4000"]
+    arguments += ["--prompt", "20", "60"]
     main([*arguments, "--out", str(out)])
     printed = capsys.readouterr().out
     written = json.loads(out.read_text())
     checks = {title: good for title, _, good in written["checks"]}
-    assert len(checks) == 14
-    assert [title for title, good in checks.items() if not good] in (
-        [],
-        ["quiet: TTFT p95 at most twice its own alone"],  # it needs a slot that the flood has, and full steps are long
-    )
-    assert len(written["rows"]) == 7
+    assert len(checks) == 18
+    failed = {title for title, good in checks.items() if not good}
+    assert failed <= {  # it needs a slot that the flood has, and a limit on that costs throughput
+        "quiet: TTFT p95 at most twice its own alone",
+        "quiet, limited: TTFT p95 at most twice its own alone",
+        "quiet, limited: throughput at least 95 % of continuous",
+    }
+    assert len(written["rows"]) == 8
     ratios = {(row["scenario"], row["policy"]): row["ratio"] for row in written["rows"] if "ratio" in row}
     assert ratios["1:1", FAIR] == pytest.approx(1, rel=0.1)
     assert ratios["1:3", FAIR] == pytest.approx(3, rel=0.1)
