@@ -2,11 +2,12 @@
 
     python -m benchmarks.prediction --out prediction.json
 
-The first run has batches of 1 to 64 and prompts of 16 to 1,600 tokens; step times are fitted to its record. The second
+The first run has batches of 1 to 64 and prompts of 16 to 1,600 tokens, all of it twice, since the last fifth of the
+steps is kept from the fit; step times are fitted to its record. The second
 one is an open loop of chats, Poisson arrivals at 60 % of the capacity, which is measured before. Both records are
 replayed, and every plan must be the recorded one. Then the second run's steps are compared one by one, and its TTFT,
 ITL and E2E are compared with what the simulator makes of the same arrivals. The step times stay where
-`--cost measured` finds them.
+`--cost measured` finds them, unless `--cost-out` names a file.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from everystop.sim.cost import CostModel, TimedStep
 from everystop.sim.replay import predict, replay, timed_steps
 from everystop.sim.report import calibrate, replay_figures
 
-CLIENTS = (1, 2, 4, 8, 16, 32, 64)
-PROMPTS, OUTPUTS = (16, 1600), (8, 300)
+CLIENTS = (8, 1, 32, 2, 64, 4, 16) * 2
+PROMPTS, LONG_PROMPTS, OUTPUTS = (16, 600), (600, 1600), (8, 300)
+LONG_ONE_IN = 16
 JOBS_PER_S = 25  # more than a small model on a CPU takes
 CHAT = Kind(prompt=(40, 200), output=(40, 200))
 LOAD = 0.6
@@ -42,13 +44,13 @@ PERCENTS = ("p50", "p90")
 Row = dict[str, Any]
 
 
-def mixture(num_clients: int, seconds: float) -> Workload:
+def mixture(num_clients: int, seconds: float, seed: int) -> Workload:
     """Requests of very different lengths from that many clients, more than they can get through."""
-    dice = Dice(f"mixture {num_clients}", 1)
-    jobs = (
-        Job(prompt=dice.prompt(dice.log_normal(*PROMPTS)), max_tokens=dice.log_normal(*OUTPUTS))
-        for _ in range(num_clients + round(JOBS_PER_S * seconds))
-    )
+    dice = Dice(f"mixture {num_clients}", seed)
+    jobs = []
+    for i in range(num_clients + round(JOBS_PER_S * seconds)):
+        length = dice.log_normal(*(LONG_PROMPTS if i % LONG_ONE_IN == LONG_ONE_IN - 1 else PROMPTS))
+        jobs.append(Job(prompt=dice.prompt(length), max_tokens=dice.log_normal(*OUTPUTS)))
     return Workload(f"mixture of {num_clients}", num_clients, tuple(jobs))
 
 
@@ -61,8 +63,8 @@ def record_mixture(model: str, options: Sequence[str], path: Path, seconds: floa
     """The run to which step times are fitted: an equal time for each number of clients."""
     each_s = seconds / len(CLIENTS)
     with LocalServer(model, [*options, "--record", str(path)]) as server:
-        for num_clients in CLIENTS:
-            check(run_load(mixture(num_clients, each_s), Target(url=server.url, stop_s=each_s)))
+        for seed, num_clients in enumerate(CLIENTS):
+            check(run_load(mixture(num_clients, each_s, seed), Target(url=server.url, stop_s=each_s)))
             server.wait_idle(60)
 
 
@@ -110,10 +112,10 @@ def client_figures(run: Run) -> Row:
     return {name: {percent: figures[name][percent] for percent in PERCENTS} for name in NAMES}
 
 
-def compare(fitted: Path, held_out: Path, run: Run) -> Row:
-    """Fit, replay both records, and predict the second one."""
+def compare(fitted: Path, held_out: Path, run: Run, cost: Path) -> Row:
+    """Fit, replay both records, and predict the second one; `cost` is where the step times go."""
     model = calibrate(fitted, held_out)
-    model.write(cost_path("measured"))
+    model.write(cost)
     replays = [replay(path) for path in (fitted, held_out)]
     prediction = replay_figures(predict(held_out, model))
     return {
@@ -176,15 +178,17 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Row:
     print(f"capacity {capacity:.2f} chats/s; the held-out run has {rate:.2f}", file=sys.stderr, flush=True)
     record_mixture(arguments.model, arguments.option, fitted, arguments.fit_seconds)
     run = record_chats(arguments.model, arguments.option, held_out, chats(rate, arguments.seconds, seed=2))
-    return compare(fitted, held_out, run) | {"load_average": load, "chats_per_s": rate, "num_chats": len(run.records)}
+    found = compare(fitted, held_out, run, cost_path(arguments.cost_out))
+    return found | {"load_average": load, "chats_per_s": rate, "num_chats": len(run.records)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write; exit code 1 when a replay differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2")
-    parser.add_argument("--fit-seconds", type=float, default=150.0, help="length of the first run (default: 150)")
+    parser.add_argument("--fit-seconds", type=float, default=168.0, help="length of the first run (default: 168)")
     parser.add_argument("--seconds", type=float, default=90.0, help="length of the second run (default: 90)")
+    parser.add_argument("--cost-out", default="measured", help="where the step times go (default: measured)")
     parser.add_argument("--records", type=Path, help="keep both records in this folder")
     parser.add_argument("--out", type=Path, help="write all figures to this JSON file")
     parser.add_argument("--option", action="append", default=[], help="one more flag of serve, as --option=--threads=1")

@@ -38,12 +38,13 @@ def test_errors_of_steps_are_shares_of_their_time_by_kind() -> None:
 
 
 def test_the_fitted_run_has_prompts_of_every_size_and_more_jobs_than_can_be_done() -> None:
-    workload = mixture(8, 4.0)
+    workload = mixture(8, 4.0, seed=0)
     lengths = [len(job.prompt) for job in workload.jobs]
     assert (workload.num_clients, len(lengths)) == (8, 108)
     assert min(lengths) < 40
     assert max(lengths) > 800
-    prompts = [{job.prompt for job in mixture(num_clients, 1.0).jobs} for num_clients in CLIENTS]
+    assert max(lengths[:15]) <= 600 < lengths[15]
+    prompts = [{job.prompt for job in mixture(num, 0.4, seed).jobs} for seed, num in enumerate(CLIENTS)]
     assert sum(map(len, prompts)) == len(set[Any]().union(*prompts))
 
 
