@@ -79,7 +79,7 @@ def num_prefill(step: StepEvent) -> int:
 
 def mixed(steps: list[StepEvent]) -> list[StepEvent]:
     """Steps with decodes and prefill."""
-    return [s for s in steps if len(s.plan.rows) > 4 and any(row.num_tokens > 1 for row in s.plan.rows)]
+    return [s for s in steps if len(s.plan.rows) > 4 and {1} < {min(row.num_tokens, 2) for row in s.plan.rows}]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -137,9 +137,21 @@ def test_the_stricter_of_the_two_targets_counts(target_ms: int | None) -> None:
         policy=Hurried(), step_times=MACHINE, target_itl_ns=None if target_ms is None else target_ms * MS
     )
     drive = Drive(scheduler)
-    scheduler.add(make_request(0, 100, max_tokens=3), 0)
+    scheduler.add(make_request(0, 4, max_tokens=3), 0)
+    drive.turn()
     drive.run()
-    assert {step.target_ns for step in drive.steps} == {min(25, target_ms or 25) * MS}
+    assert {step.target_ns for step in drive.steps[1:]} == {min(25, target_ms or 25) * MS}
+
+
+def test_a_prompt_that_keeps_no_decoder_waiting_takes_all_tokens() -> None:
+    scheduler = make_scheduler(
+        step_times=MACHINE, target_itl_ns=20 * MS, num_blocks=100, max_num_batched_tokens=256, max_model_len=2_000
+    )
+    drive = Drive(scheduler)
+    scheduler.add(make_request(0, 600, max_tokens=3), 0)
+    drive.run()
+    assert [step.plan.num_tokens for step in drive.steps] == [256, 256, 88, 1, 1]
+    assert [step.target_ns for step in drive.steps] == [0, 0, 0, 20 * MS, 20 * MS]
 
 
 def test_idle_time_is_not_taken_for_a_step() -> None:

@@ -219,10 +219,13 @@ class Scheduler:
         return _Draft(plan, now_ns, budget, decoders), prefilling
 
     def _time_budget(self, decoders: list[Request], now_ns: int) -> TimeBudget | None:
-        """What the targets on a step's time leave to prompts; None where there is none."""
+        """What the targets on a step's time leave to prompts; None where there is none: a gap between tokens concerns
+        decoders only.
+        """
         if self._pace is None:
             return None
-        targets = (self.limits.target_itl_ns, self.policy.step_target_ns(self._look(now_ns)))
+        target_itl_ns = self.limits.target_itl_ns if decoders else None
+        targets = (target_itl_ns, self.policy.step_target_ns(self._look(now_ns)))
         return self._pace.budget(targets, decoders, self.batch.num_padded)
 
     def _catching_up(self) -> tuple[list[Request], list[Request]]:
