@@ -309,7 +309,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--option", action="append", default=[], help="one more flag of serve, as --option=--threads=1")
     add("--simulated", action="store_true", help="the same arrivals in virtual time")
-    add("--cost", help="step times for --simulated: a file of calibrate, or measured")
+    add("--cost", help="step times for --simulated, as of `everystop simulate`")
     add("--out", type=Path, help="write all figures to this JSON file")
     arguments = parser.parse_args(argv)
     if arguments.simulated == (arguments.cost is None):
@@ -321,10 +321,9 @@ def make_study(arguments: argparse.Namespace) -> Study:
     """Where and how; the capacity is measured here."""
     if arguments.simulated:
         from benchmarks.virtual import VirtualStage
-        from everystop.cli.calibrate import cost_path
-        from everystop.sim.cost import CostModel
+        from everystop.cli.calibrate import read_cost
 
-        stage: Stage = VirtualStage(CostModel.read(cost_path(arguments.cost)))
+        stage: Stage = VirtualStage(read_cost(arguments.cost))
     else:
         stage = RealStage(arguments.model)
     kind = Kind(prompt=tuple(arguments.prompt), output=tuple(arguments.output))

@@ -3,11 +3,11 @@
     python -m benchmarks.prediction --out prediction.json
 
 The first run has batches of 1 to 64 and prompts of 16 to 1,600 tokens, all of it twice, since the last fifth of the
-steps is kept from the fit; step times are fitted to its record. The second
-one is an open loop of chats, Poisson arrivals at 60 % of the capacity, which is measured before. Both records are
-replayed, and every plan must be the recorded one. Then the second run's steps are compared one by one, and its TTFT,
-ITL and E2E are compared with what the simulator makes of the same arrivals. The step times stay where
-`--cost measured` finds them, unless `--cost-out` names a file.
+steps is kept from the fit; step times are fitted to its record. The second one is an open loop of chats, Poisson
+arrivals at 60 % of the capacity, which is measured before. Both records are replayed, and every plan must be the
+recorded one. Then the second run's steps are compared one by one, and its TTFT, ITL and E2E are compared with what the
+simulator makes of the same arrivals. The step times stay where `--cost measured` finds them, unless `--cost-out` names
+a file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ from benchmarks.service import measure_capacity
 from benchmarks.trial import RealStage
 from benchmarks.workloads import Dice, Job, Kind, Workload, in_order_of_time, poisson
 from everystop.cli.calibrate import cost_path
-from everystop.sim.cost import CostModel, TimedStep
+from everystop.sim.cost import CostModel
+from everystop.sim.fit import TimedStep
 from everystop.sim.replay import predict, replay, timed_steps
 from everystop.sim.report import calibrate, replay_figures
 
@@ -120,9 +120,9 @@ def compare(fitted: Path, held_out: Path, run: Run, cost: Path) -> Row:
     prediction = replay_figures(predict(held_out, model))
     return {
         "model": model.source,
-        "coefficients_ns": {name: value for name, value in asdict(model).items() if name.endswith("_ns")},
+        "coefficients_ns": model.numbers(),
         "replays": [{"num_plans": r.num_plans, "first_difference": r.first_difference} for r in replays],
-        "steps": step_errors(model, timed_steps(held_out)),
+        "steps": step_errors(model, timed_steps(held_out)[0]),
         "real": {name: prediction["recorded"][name] for name in NAMES},
         "predicted": {name: prediction["replayed"][name] for name in NAMES},
         "clients": client_figures(run),

@@ -19,11 +19,11 @@ from everystop.core.errors import RequestError
 from everystop.core.events import Event, FinishEvent, StepEvent
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Scheduler
-from everystop.core.step_time import UNKNOWN_STEP_TIMES
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import SimulatedRunner
 from everystop.sim.clock import Clock
-from everystop.sim.cost import CostModel
+from everystop.sim.cost import StepCost
 
 NS_PER_S = 10**9
 
@@ -31,7 +31,7 @@ NS_PER_S = 10**9
 class VirtualStage:
     """The server's scheduler; a step takes what the cost model says, and the KV cache holds whatever may run."""
 
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: StepCost) -> None:
         self._cost = cost
 
     def play(
@@ -46,9 +46,11 @@ class VirtualStage:
         with tempfile.TemporaryDirectory() as folder:
             config = read_options([*options, *(tenancy.write(Path(folder)) if tenancy else ())])
             capacity = virtual_capacity(config)
-            step_times = self._cost if plans_by_time(config) else UNKNOWN_STEP_TIMES
+            cost, step_times = self._cost, UNKNOWN_STEP_TIMES
+            if plans_by_time(config) and isinstance(cost, StepTimeModel):
+                step_times = cost
             scheduler = build_scheduler(config, capacity, step_times=step_times)
-        clients = _Clients(workload)
+        clients = _Clients(workload, self._cost.request_ns)
         clients.serve(scheduler, self._cost, stop_s)
         return Trial(clients.run, capacity.num_tokens, clients.events if wants_events else [])
 
@@ -64,17 +66,20 @@ def virtual_capacity(config: Config) -> Capacity:
 
 
 class _Clients:
-    """Sends timed jobs to a scheduler in virtual time and fills the records that real clients would have filled."""
+    """Sends timed jobs to a scheduler in virtual time and fills the records that real clients would have filled; every
+    token comes to them `delay_ns` later.
+    """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, delay_ns: float) -> None:
         if any(job.at_s is None for job in workload.jobs):
             raise SystemExit(f"{workload.name} has jobs without a time; in virtual time every job needs one")
         self.events: list[Event] = []
         self.run = Run(workload.name, 0, [])
         self._coming = deque(workload.jobs)
         self._clock = Clock()
+        self._delay_ns = delay_ns
 
-    def serve(self, scheduler: Scheduler, cost: CostModel, stop_s: float | None) -> None:
+    def serve(self, scheduler: Scheduler, cost: StepCost, stop_s: float | None) -> None:
         """Go on until all is done, or until `stop_s`, which cuts off the rest."""
         clock, coming = self._clock, self._coming
         loop = StepLoop(scheduler, SimulatedRunner(cost.plan_ns, clock.advance), lambda: clock.now_ns)
@@ -111,11 +116,14 @@ class _Clients:
         for event in events:
             if isinstance(event, StepEvent):
                 for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
-                    self.run.records[row.request_id].event_s += [event.now_ns / NS_PER_S] * len(tokens)
+                    self.run.records[row.request_id].event_s += [self._seen_s(event.now_ns)] * len(tokens)
             elif isinstance(event, FinishEvent):
                 record = self.run.records[event.request_id]
-                record.end_s, record.is_done = event.now_ns / NS_PER_S, True
+                record.end_s, record.is_done = self._seen_s(event.now_ns), True
                 record.usage = Usage(event.num_prompt_tokens, event.num_output_tokens)
+
+    def _seen_s(self, now_ns: int) -> float:
+        return (now_ns + self._delay_ns) / NS_PER_S
 
 
 def _time_ns(job: Job) -> int:

@@ -18,7 +18,8 @@ from benchmarks.prediction import (
 )
 
 from everystop.core.step_time import StepFeatures
-from everystop.sim.cost import CostModel, TimedStep
+from everystop.sim.cost import CostModel
+from everystop.sim.fit import TimedStep
 
 
 def timed(num_tokens: int, prefill_pairs: int, execute_ns: int) -> TimedStep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -161,6 +162,8 @@ def test_virtual_clients_see_what_the_scheduler_did() -> None:
         assert len(record.event_s) == job.max_tokens
     assert sum(isinstance(event, FinishEvent) for event in trial.events) == len(workload.jobs)
     assert not VirtualStage(COST).play(workload, ["--max-model-len", "192"]).events
+    late = VirtualStage(replace(COST, request_ns=1e6)).play(workload, ["--max-model-len", "192"])
+    assert late.run.records[0].event_s[0] == pytest.approx(trial.run.records[0].event_s[0] + 1e-3)
 
 
 def test_virtual_time_is_cut_off_where_it_is_told_to_end() -> None:
