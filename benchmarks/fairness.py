@@ -3,8 +3,8 @@
     python -m benchmarks.fairness --repeats 3 --out fairness.json
     python -m benchmarks.fairness --simulated --cost measured
 
-First the capacity is measured, in weighted tokens a second (1 for a token of a prompt, 2 for one of an answer): eight
-times as many requests as can run come at once. Rates are shares of it. All arrivals are open loops and the same under
+First the capacity is measured, in weighted tokens a second (1 for a token of a prompt, 2 for one of an answer): many
+more requests than can run come at once. Rates are shares of it. All arrivals are open loops and the same under
 every policy; the policies take turns, each run on a fresh server.
 
 Floods: two tenants, `a` and `b`, begin with a line of requests each, and both ask for more than half of the capacity

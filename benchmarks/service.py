@@ -14,6 +14,8 @@ from benchmarks.trial import Stage, read_options
 from benchmarks.workloads import Dice, Kind, burst, in_order_of_time
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, StepEvent
 
+LEAST_BURST, BURST_TIMES = 128, 3
+
 
 def served(run: Run, until_s: float) -> dict[str, int]:
     """Weighted tokens that each group's clients had got by then; a prompt counts with the first token of its answer."""
@@ -28,10 +30,10 @@ def served(run: Run, until_s: float) -> dict[str, int]:
 
 
 def measure_capacity(stage: Stage, kind: Kind, options: Sequence[str]) -> float:
-    """Weighted tokens a second of requests of this kind, as long as somebody waits: eight times as many as can run come
-    at once, and it is counted until the last of them boards.
+    """Weighted tokens a second of requests of this kind, as long as somebody waits: many more than can run come at
+    once, and it is counted until the last of them has its first token.
     """
-    num = 8 * read_options(options).max_num_seqs
+    num = max(LEAST_BURST, BURST_TIMES * read_options(options).max_num_seqs)
     trial = stage.play(in_order_of_time("burst", burst(Dice("burst", 1), kind, "all", num)), options)
     firsts = [record.event_s[0] for record in trial.run.records if record.event_s]
     if len(firsts) < num:

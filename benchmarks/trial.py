@@ -93,7 +93,7 @@ class RealStage:
                     in_order_of_time("warm-up", burst(Dice("warm-up", 1), WARM_UP, "", 16)), Target(url=server.url)
                 )
                 server.wait_idle()
-                run = run_load(workload, Target(url=server.url, stop_s=stop_s, tenant_header=HEADER))
+                run = run_load(workload, Target(url=server.url, stop_s=stop_s, tenant_header=HEADER, timeout_s=1200.0))
                 server.wait_idle(60)
             kv = Record.read(path).kv
             names = list(tenancy.weights) if tenancy else []
