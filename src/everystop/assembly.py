@@ -10,7 +10,7 @@ from typing import Any
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import Share, make_policy
+from everystop.core.policy import QUANTUM, TENANT_SETTINGS, Share, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
@@ -20,7 +20,7 @@ from everystop.model.spec import DecoderSpec
 from everystop.model.weights import LoadedModel
 from everystop.observe.recorder import Recorder
 from everystop.runner.calibration import Room, measure_step_times
-from everystop.tenants import read_tenants
+from everystop.tenants import Tenant, Tenants, read_tenants
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -119,12 +119,21 @@ def plans_by_time(config: Config) -> bool:
 
 def policy_settings(config: Config) -> dict[str, Any]:
     """What `make_policy` takes beside the name; raises ConfigError for a file of tenants that cannot be used."""
-    tenants = read_tenants(config.tenants).by_name
     return {
         "batch_wait_ns": config.batch_wait_ms * NS_PER_MS,
         "ageing_ns": round(config.ageing * NS_PER_S),
-        "shares": {name: Share(tenant.weight, tenant.max_running) for name, tenant in tenants.items()},
+        "shares": {name: _share(tenant) for name, tenant in tenants_of(config).by_name.items()},
+        "quantum": config.fair_quantum or QUANTUM,
     }
+
+
+def tenants_of(config: Config) -> Tenants:
+    """The file of `--tenants`, or nobody; raises ConfigError, also for what the policy does not honour."""
+    return read_tenants(config.tenants, TENANT_SETTINGS.get(config.policy, ()))
+
+
+def _share(tenant: Tenant) -> Share:
+    return Share(tenant.weight, tenant.max_running, tenant.max_queued, tenant.token_rate, tenant.kv_share)
 
 
 def open_recorder(config: Config) -> Recorder | None:

@@ -14,7 +14,7 @@ from typing import Any
 import uvloop
 
 from everystop import __version__, _native
-from everystop.assembly import Capacity, build_engine, longest_sequence, num_threads
+from everystop.assembly import Capacity, build_engine, longest_sequence, num_threads, tenants_of
 from everystop.config import Config
 from everystop.core.request import SamplingParams
 from everystop.model.chat_template import load_chat_template
@@ -27,7 +27,6 @@ from everystop.model.weights import LoadedModel, load_model
 from everystop.server.protocol import Limits
 from everystop.server.service import Service
 from everystop.server.state import ServedModel
-from everystop.tenants import read_tenants
 
 MIB = 1 << 20
 
@@ -60,7 +59,7 @@ class Opening:
         self.config = config
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.url = f"http://{host}:{port}"
-        self.tenants = read_tenants(config.tenants)
+        self.tenants = tenants_of(config)
         self._home = Home.from_environment()
         path = resolve_model(config.model, self._home)
         self._checkpoint = inspect_model(path)
@@ -102,6 +101,7 @@ class Opening:
             encode=tokenizer.encode,
             encode_chat=self.encode_chat,
             num_blocks=capacity.num_blocks,
+            tenant_names=tuple(self.tenants.by_name),
         )
 
     def _describe(self, loaded: LoadedModel, capacity: Capacity, threads: int) -> list[tuple[str, str]]:
