@@ -17,6 +17,7 @@ from tests.core.harness import Harness, make_request
 from tests.core.hash_model import EOS, HashModelRunner
 
 from everystop.core.errors import RecordError, TenantQueueFull
+from everystop.core.events import ArrivalEvent, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.policy import Share, Targets, make_policy
 from everystop.core.recording import RecordingScheduler
@@ -25,7 +26,7 @@ from everystop.core.scheduler import Limits
 from everystop.engine.engine import Engine
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.observe.recorder import CALLS_PER_BATCH, Recorder
-from everystop.sim.replay import replay
+from everystop.sim.replay import recorded_events, replay
 
 POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "fair-prefix", "deadline")
 AGEING_NS = 3_000_000
@@ -73,6 +74,21 @@ def test_record_replays_with_identical_plans(policy: str, depth: int, tmp_path: 
     assert report.num_requests == len(harness.requests)
     assert report.recorded.num_tokens.total() == sum(map(len, harness.received.values()))
     assert report.recorded.finish_ns == {i: event.now_ns for i, event in harness.finished.items()}
+
+
+def test_events_can_be_made_again_from_a_record(tmp_path: Path) -> None:
+    harness = record_workload(tmp_path / "run.gz", policy="fair")
+    events = recorded_events(tmp_path / "run.gz")
+    finished = {event.request_id: event.now_ns for event in events if isinstance(event, FinishEvent)}
+    assert finished == {i: event.now_ns for i, event in harness.finished.items()}
+    steps = [event for event in events if isinstance(event, StepEvent)]
+    assert sum(len(row) for step in steps for row in step.tokens) == sum(map(len, harness.received.values()))
+    tenants = {event.request_id: event.tenant for event in events if isinstance(event, ArrivalEvent)}
+    numbers = {name: str(number) for number, name in enumerate(SHARES)}
+    assert {i: tenants[i] for i, request in harness.requests.items() if request.tenant in numbers} == {
+        i: numbers[request.tenant] for i, request in harness.requests.items() if request.tenant in numbers
+    }
+    assert len(tenants) == len(harness.requests)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
