@@ -95,6 +95,7 @@ def test_two_greedy_tenants_are_served_by_their_weights(weight: float, rate: flo
     arrivals = [*flood(rng, "a", 40), *flood(rng, "b", rate)]
     fair = serve_for_a_minute(Fair({"b": Share(weight)}), arrivals)
     served, baseline = fair.served(), serve_for_a_minute(Continuous(), arrivals).served()
+    print(f"\nweights 1:{weight:g}: served {dict(served)}, first come, first served {dict(baseline)}")
     assert min(served.values()) > 50_000
     assert served["b"] / served["a"] == pytest.approx(weight, rel=0.1)
     assert sum(served.values()) >= 0.95 * sum(baseline.values())
@@ -107,7 +108,13 @@ def test_quiet_tenant_hardly_feels_a_flood() -> None:
     alone = serve_for_a_minute(Fair(), quiet)
     fair, first_come = serve_for_a_minute(Fair(), everybody), serve_for_a_minute(Continuous(), everybody)
     p95 = {name: percentile(s.ttft_ns("quiet"), 0.95) for name, s in [("alone", alone), ("fair", fair)]}
-    assert p95["fair"] * 5 <= percentile(first_come.ttft_ns("quiet"), 0.95)
+    p95_fcfs = percentile(first_come.ttft_ns("quiet"), 0.95)
+    total, total_fcfs = sum(fair.served().values()), sum(first_come.served().values())
+    print(
+        f"\nTTFT p95, ms: {p95['alone'] / 1e6:.0f} alone, {p95['fair'] / 1e6:.0f} fair, {p95_fcfs / 1e6:.0f} first come"
+    )
+    print(f"service {total / total_fcfs:.1%}, {fair.num_preemptions} displaced")
+    assert p95["fair"] * 5 <= p95_fcfs
     assert p95["fair"] <= 2.5 * p95["alone"]
-    assert sum(fair.served().values()) >= 0.95 * sum(first_come.served().values())
+    assert total >= 0.95 * total_fcfs
     assert len(fair.ttft_ns("quiet")) >= 0.98 * len(quiet)
