@@ -82,7 +82,7 @@ def test_every_setting_of_the_scheduler_is_an_option() -> None:
 
 def test_tenants_of_a_file_get_service_by_weight(simulate: Command, tmp_path: Path) -> None:
     (tmp_path / "tenants.toml").write_text("[tenant.bob]\nweight = 8\n[tenant.ann]\nmax_running = 2\n")
-    words = ["--policy", "fair", "--max-num-seqs", "4"]
+    words = ["--policy", "fair", "--max-num-seqs", "4", "--dilate-time", "0.2"]
     plain, weighted = simulate(*words), simulate(*words, "--tenants", "tenants.toml")
     shares = weighted["setup"]["policy_settings"]["shares"]
     assert (shares["bob"]["weight"], shares["ann"]["max_running"]) == (8, 2)
@@ -90,12 +90,12 @@ def test_tenants_of_a_file_get_service_by_weight(simulate: Command, tmp_path: Pa
 
 
 def test_goodput_is_told_where_something_is_demanded(simulate: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    demands = ["--slo-ttft-ms", "60", "--slo-itl-ms", "20.5"]
-    results = simulate(*demands, "--max-num-seqs", "4")
-    assert results["setup"]["slo"] == {"ttft_ns": 60_000_000, "itl_ns": 20_500_000}
+    demands = ["--slo-ttft-ms", "15", "--slo-itl-ms", "20.5"]
+    results = simulate(*demands)
+    assert results["setup"]["slo"] == {"ttft_ns": 15_000_000, "itl_ns": 20_500_000}
     assert 0 < results["goodput"]["share"] < 1
     assert cli.main(["simulate", "--trace", "trace.csv", "--cost", "cost.json", *demands]) == 0
-    assert "goodput (TTFT 60 ms and each ITL 20.5 ms at most): " in capsys.readouterr().out
+    assert "goodput (TTFT 15 ms and each ITL 20.5 ms at most): " in capsys.readouterr().out
 
 
 def test_fairness_index_is_told_where_tenants_waited(simulate: Command, capsys: pytest.CaptureFixture[str]) -> None:
