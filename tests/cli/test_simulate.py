@@ -63,6 +63,7 @@ def test_settings_of_the_scheduler_change_the_outcome(simulate: Command) -> None
         ["--max-num-seqs", "2"],
         ["--max-num-batched-tokens", "64"],
         ["--num-blocks", "6"],
+        ["--target-itl-ms", "8"],
         ["--replicas", "2", "--router", "least-loaded"],
         ["--replicas", "2", "--router", "fair"],
     ):

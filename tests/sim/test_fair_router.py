@@ -35,8 +35,8 @@ def poisson(tenant: str, per_s: float, seed: int) -> Iterator[TraceRequest]:
 
 
 def serve(*streams: Iterator[TraceRequest], **changes: Any) -> Tally:
-    """Four replicas of 4 slots whose steps take 20 ms: 800 output tokens a second in all. What the tally says of service
-    is that of the seconds from 5, when lines have formed, to 30.
+    """Four replicas of 4 slots whose steps take 20 ms: 800 output tokens a second in all. The tally's service is what
+    came in the seconds from 5, when lines have formed, to 30.
     """
     setup = make_setup(max_num_seqs=4, num_blocks=100, cost=LINE_20, num_replicas=NUM_REPLICAS, check=False, **changes)
     simulation = Simulation(setup)
@@ -138,7 +138,7 @@ class Desk:
     def token(self, index: int, *request_ids: int, ended: tuple[int, ...] = ()) -> list[tuple[int, int]]:
         """A step of the replica brings a token each, and these end."""
         plan = StepPlan(0, rows=[Row(i, 0, 1, 0, 0) for i in request_ids])
-        step = StepEvent(0, 0, 0, plan, tuple((0,) for _ in request_ids), 0, 0, 0, 0, 0, 0, 0)
+        step = StepEvent(0, 0, 0, plan, tuple((0,) for _ in request_ids), 0, 0, 0, 0, 0, 0, 0, 0, 0)
         ends = [FinishEvent.of(Request(i, [0] * 10, SamplingParams()), 0, 0, 0, FinishReason.LENGTH, "") for i in ended]
         return [(index, r.request_id) for index, r in self.router.hear(index, [*ends, step], self._places, 0)]
 

@@ -32,7 +32,7 @@ LINE = CostModel(step_ns=MS, token_ns=20_000, decode_context_ns=50, prefill_pair
 
 
 def make_setup(**changes: Any) -> Setup:
-    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 4096}
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 4096, "target_itl_ns": None}
     limits |= {name: changes.pop(name) for name in tuple(changes) if name in limits}
     if "batch_wait_ns" in changes:
         changes["policy_settings"] = {"batch_wait_ns": changes.pop("batch_wait_ns")}
@@ -106,7 +106,7 @@ def reference_run(trace: list[TraceRequest], setup: Setup) -> dict[str, list[int
         block_size=setup.block_size,
         enable_prefix_caching=setup.enable_prefix_caching,
     )
-    scheduler = Scheduler(setup.limits, kv, make_policy(setup.policy, **setup.policy_settings))
+    scheduler = Scheduler(setup.limits, kv, make_policy(setup.policy, **setup.policy_settings), setup.cost)
     loop = StepLoop(scheduler, SimulatedRunner(setup.cost.plan_ns, clock.advance), lambda: clock.now_ns)
     arrived, tokens, ended = {}, {i: [] for i in range(len(trace))}, {}
     waiting = list(enumerate(trace))
@@ -160,6 +160,16 @@ def test_figures_are_those_of_the_plainest_loop(policy: str, num_blocks: int) ->
         for ns in durations:
             histogram.add(ns)
         assert results[name] == histogram.in_ms(), name
+
+
+def test_figures_are_those_of_the_plainest_loop_where_steps_are_planned_by_time() -> None:
+    """A step of 64 tokens takes over 2 ms, so a target of 1.6 ms cuts prompts into smaller chunks."""
+    setup, trace = make_setup(cost=LINE, target_itl_ns=1_600_000), list(random_trace(150, gap_ms=20.0))
+    results = Simulation(setup).run(trace)
+    for name, durations in reference_run(trace, setup).items():
+        assert results[name]["max"] == round(max(durations) / MS, 3), name
+    free = run(trace, cost=LINE)
+    assert results["itl_ms"]["max"] < 1.7 < 2.2 < free["itl_ms"]["max"]
 
 
 def test_tenants_add_up_to_everyone() -> None:

@@ -19,6 +19,7 @@ from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import Share, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.loop import StepLoop
 from everystop.sim.clock import Clock
 from everystop.sim.cost import CostModel
@@ -107,7 +108,9 @@ class Replica:
             enable_prefix_caching=setup.enable_prefix_caching,
         )
         policy = make_policy(setup.policy, **setup.policy_settings)
-        self._scheduler = Scheduler(setup.limits, self._kv, policy)
+        # Where steps are planned by time, the server has measured some at its start: those of the cost model.
+        known = setup.cost if isinstance(setup.cost, StepTimeModel) else UNKNOWN_STEP_TIMES
+        self._scheduler = Scheduler(setup.limits, self._kv, policy, known)
         self._loop = StepLoop(self._scheduler, self.runner, lambda: self.clock.now_ns)
         self._tally = tally
         self._check = setup.check
