@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from everystop.cli.calibrate import MEASURED, cost_path
+from everystop.cli.calibrate import MEASURED, read_cost
 from everystop.cli.simulate import make_setup
 from everystop.config import Config
 from everystop.core.policy import POLICIES
-from everystop.sim.cost import CostModel
+from everystop.sim.cost import StepCost
 from everystop.sim.report import run_trace
 from everystop.sim.simulator import Setup
 from everystop.sim.tally import NS_PER_MS, Slo
@@ -82,7 +82,7 @@ class Scale:
         return self.capacity_s / (load * self.span_s)
 
 
-def measure(path: Path, traffic: Traffic, cost: CostModel, kv_share: float, limit: int | None) -> Scale:
+def measure(path: Path, traffic: Traffic, cost: StepCost, kv_share: float, limit: int | None) -> Scale:
     """Size the KV cache to the trace, and find the machine's capacity for it."""
     config = Config()
     options = TraceOptions(scale_lengths=traffic.scale_lengths, limit=limit)
@@ -97,12 +97,12 @@ def measure(path: Path, traffic: Traffic, cost: CostModel, kv_share: float, limi
     return Scale(len(lengths), last_ns / 1e9, num_blocks, results["duration_s"])
 
 
-def set_up(policy: str, cost: CostModel, num_blocks: int, slo: Slo) -> Setup:
+def set_up(policy: str, cost: StepCost, num_blocks: int, slo: Slo) -> Setup:
     """A server with that policy and the defaults of `serve`."""
     return make_setup(Config(policy=policy), cost, num_blocks=num_blocks, slo=slo)
 
 
-def run_all(arguments: argparse.Namespace, cost: CostModel, slo: Slo) -> Iterator[dict[str, Any]]:
+def run_all(arguments: argparse.Namespace, cost: StepCost, slo: Slo) -> Iterator[dict[str, Any]]:
     """The results of every trace at every load under every policy."""
     for traffic in TRAFFIC:
         path = arguments.traces / traffic.file
@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything there, as JSON")
     arguments = parser.parse_args()
     slo = Slo(ttft_ns=round(arguments.slo_ttft_ms * NS_PER_MS), itl_ns=round(arguments.slo_itl_ms * NS_PER_MS))
-    cost = CostModel.read(cost_path(arguments.cost))
+    cost = read_cost(arguments.cost)
     runs = list(run_all(arguments, cost, slo))
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
