@@ -98,8 +98,11 @@ def measure(path: Path, traffic: Traffic, cost: StepCost, kv_share: float, limit
 
 
 def set_up(policy: str, cost: StepCost, num_blocks: int, slo: Slo) -> Setup:
-    """A server with that policy and the defaults of `serve`."""
-    return make_setup(Config(policy=policy), cost, num_blocks=num_blocks, slo=slo)
+    """A server with that policy and the defaults of `serve`; one that works towards targets gets what is demanded."""
+    targets: dict[str, Any] = {}
+    if policy == "deadline" and slo.ttft_ns is not None and slo.itl_ns is not None:
+        targets = {"ttft_target_ms": slo.ttft_ns / NS_PER_MS, "itl_target_ms": slo.itl_ns / NS_PER_MS}
+    return make_setup(Config(policy=policy, **targets), cost, num_blocks=num_blocks, slo=slo)
 
 
 def run_all(arguments: argparse.Namespace, cost: StepCost, slo: Slo) -> Iterator[dict[str, Any]]:
