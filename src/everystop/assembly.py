@@ -103,8 +103,8 @@ def build_scheduler(
 
 
 def plans_by_time(config: Config) -> bool:
-    """Steps have a target on their time, so step times must be known."""
-    return config.target_itl_ms is not None
+    """Step times must be known: steps have a target on their time, or the policy predicts by them."""
+    return config.target_itl_ms is not None or config.policy == "deadline"
 
 
 def open_recorder(config: Config) -> Recorder | None:

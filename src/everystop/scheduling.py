@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from everystop.config import Config
-from everystop.core.policy import QUANTUM, TENANT_SETTINGS, Share
+from everystop.core.policy import QUANTUM, TENANT_SETTINGS, Share, Targets
 from everystop.core.scheduler import Limits
 from everystop.tenants import Tenant, Tenants, read_tenants
 
@@ -34,6 +34,7 @@ def policy_settings(config: Config) -> dict[str, Any]:
         "ageing_ns": round(config.ageing * NS_PER_S),
         "shares": {name: _share(tenant) for name, tenant in tenants_of(config).by_name.items()},
         "quantum": config.fair_quantum or QUANTUM,
+        "targets": Targets.from_ms(config.ttft_target_ms, config.itl_target_ms),
     }
 
 
@@ -43,4 +44,7 @@ def tenants_of(config: Config) -> Tenants:
 
 
 def _share(tenant: Tenant) -> Share:
-    return Share(tenant.weight, tenant.max_running, tenant.max_queued, tenant.token_rate, tenant.kv_share)
+    ttft_ns, itl_ns = (None if ms is None else round(ms * NS_PER_MS) for ms in (tenant.ttft_ms, tenant.itl_ms))
+    return Share(
+        tenant.weight, tenant.max_running, tenant.max_queued, tenant.token_rate, tenant.kv_share, ttft_ns, itl_ns
+    )

@@ -255,5 +255,7 @@ def _make_request(request_id: int, traced: TraceRequest, keys: list[bytes]) -> R
         SamplingParams(max_tokens=traced.num_output_tokens),
         arrival_ns=traced.arrival_ns,
         tenant=traced.tenant,
+        ttft_target_ns=traced.ttft_target_ns,
+        itl_target_ns=traced.itl_target_ns,
         block_keys=keys,
     )

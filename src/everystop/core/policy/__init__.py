@@ -8,6 +8,7 @@ from everystop.core.errors import ConfigError
 from everystop.core.policy.accounts import Share
 from everystop.core.policy.base import AGEING_NS, Policy, View, Wait
 from everystop.core.policy.continuous import Continuous
+from everystop.core.policy.deadline import DEFAULT_TARGETS, Deadline, Targets
 from everystop.core.policy.fair import Fair
 from everystop.core.policy.fair_prefix import QUANTUM, FairPrefix
 from everystop.core.policy.priority import Priority
@@ -16,10 +17,12 @@ from everystop.core.policy.static import Static, StaticPadded
 
 __all__ = [
     "AGEING_NS",
+    "DEFAULT_TARGETS",
     "POLICIES",
     "QUANTUM",
     "TENANT_SETTINGS",
     "Continuous",
+    "Deadline",
     "Fair",
     "FairPrefix",
     "Policy",
@@ -28,17 +31,19 @@ __all__ = [
     "Shortest",
     "Static",
     "StaticPadded",
+    "Targets",
     "View",
     "Wait",
     "make_policy",
 ]
 
-POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "fair-prefix")
+POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "fair-prefix", "deadline")
 
 _SHARES = ("weight", "max_running", "max_queued", "token_rate", "kv_share")
 TENANT_SETTINGS: Mapping[str, tuple[str, ...]] = {  # what of a tenant in the file of --tenants each policy honours
     "fair": _SHARES,
     "fair-prefix": _SHARES,
+    "deadline": ("ttft_ms", "itl_ms"),
 }
 
 
@@ -49,9 +54,11 @@ def make_policy(
     ageing_ns: int = AGEING_NS,
     shares: Mapping[str, Share] | None = None,
     quantum: int = QUANTUM,
+    targets: Targets = DEFAULT_TARGETS,
 ) -> Policy:
     """The policy of that name, one of `POLICIES`; `batch_wait_ns` concerns the static ones only, `ageing_ns` priority
-    and shortest, `shares` (by tenant) the fair ones, and `quantum` (weighted tokens) fair-prefix.
+    and shortest, `shares` (by tenant) the fair ones and deadline, `quantum` (weighted tokens) fair-prefix, and
+    `targets` deadline.
     """
     if name == "continuous":
         return Continuous()
@@ -67,4 +74,6 @@ def make_policy(
         return Fair(shares)
     if name == "fair-prefix":
         return FairPrefix(shares, quantum)
+    if name == "deadline":
+        return Deadline(targets, shares)
     raise ConfigError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
