@@ -116,7 +116,7 @@ def test_run_on_native_kernels_replays_with_identical_plans(policy: str, depth: 
 def test_run_planned_by_measured_times_replays_with_identical_plans(depth: int, tmp_path: Path) -> None:
     events = record_run(tmp_path / "run.gz", "continuous", depth, target_itl_ns=600_000)
     steps = [event for event in events if isinstance(event, StepEvent)]
-    assert {event.target_ns for event in steps if event.plan.rows} == {600_000}
+    assert {event.target_ns for event in steps} == {0, 600_000}  # 0 where no decoder waits for the step
     assert len({event.predicted_ns for event in steps}) > NUM_STEPS / 4
     assert replay(tmp_path / "run.gz").first_difference is None
 
