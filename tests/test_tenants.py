@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from everystop.assembly import policy_settings
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, QUANTUM, TENANT_SETTINGS, Share, Targets, make_policy
 from everystop.observe import metrics
+from everystop.scheduling import policy_settings
 from everystop.tenants import OTHERS, SETTINGS, Tenant, Tenants, read_tenants
 
 FILE = """

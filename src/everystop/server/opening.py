@@ -14,7 +14,7 @@ from typing import Any
 import uvloop
 
 from everystop import __version__, _native
-from everystop.assembly import Capacity, build_engine, longest_sequence, num_threads, tenants_of
+from everystop.assembly import Capacity, build_engine, longest_sequence, num_threads
 from everystop.config import Config
 from everystop.core.request import SamplingParams
 from everystop.model.chat_template import load_chat_template
@@ -24,6 +24,7 @@ from everystop.model.home import Home
 from everystop.model.pull import EMBEDDED, resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
 from everystop.model.weights import LoadedModel, load_model
+from everystop.scheduling import tenants_of
 from everystop.server.protocol import Limits
 from everystop.server.service import Service
 from everystop.server.state import ServedModel
