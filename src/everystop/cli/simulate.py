@@ -6,11 +6,14 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from everystop.cli import calibrate, settings
 from everystop.config import Config
 from everystop.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from everystop.sim.traces import TraceOptions
 
 SETTINGS = {
     "scheduler": (
@@ -38,6 +41,17 @@ def add_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     add_trace_options(parser.add_argument_group("trace"))
+    add_machine_options(parser)
+    parser.add_argument(
+        "--replicas", metavar="N", type=int, default=1, help="equal servers behind a router (default: 1)"
+    )
+    parser.add_argument("--check", action="store_true", help="check every invariant of the scheduler after each step")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.set_defaults(run=run)
+
+
+def add_machine_options(parser: Any) -> None:
+    """Step times, router, and the options of the scheduler and the KV cache."""
     add = parser.add_argument_group("machine").add_argument
     add(
         "--cost",
@@ -45,7 +59,6 @@ def add_parser(commands: Any) -> None:
         default=calibrate.MEASURED,
         help="step times that calibrate wrote; measured (the default) for those it keeps for this machine",
     )
-    add("--replicas", metavar="N", type=int, default=1, help="equal servers behind a router (default: 1)")
     add("--router", default="round-robin", help="round-robin (default), least-loaded or prefix-affinity")
     for title, names in SETTINGS.items():
         group = parser.add_argument_group(title)
@@ -58,9 +71,6 @@ def add_parser(commands: Any) -> None:
         type=int,
         help=f"blocks of the KV cache (default: as many as hold {NUM_CACHE_TOKENS:,} tokens)",
     )
-    parser.add_argument("--check", action="store_true", help="check every invariant of the scheduler after each step")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    parser.set_defaults(run=run)
 
 
 def add_trace_options(group: Any) -> None:
@@ -77,19 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate, and print the results."""
     config = settings.make_config(arguments)
     from everystop.sim.report import describe_run, run_trace
-    from everystop.sim.traces import FORMATS, TraceOptions
 
-    if arguments.format is not None and arguments.format not in FORMATS:
-        raise ConfigError(f"--format is {arguments.format!r}; choose one of {', '.join(FORMATS)}")
-    options = TraceOptions(
-        format=arguments.format,
-        scale_lengths=arguments.scale_lengths,
-        dilate_time=arguments.dilate_time,
-        limit=arguments.limit,
-    )
     results = run_trace(
         arguments.trace,
-        options,
+        trace_options(arguments),
         scheduler=scheduler_settings(config, arguments.num_blocks),
         cost=calibrate.cost_path(arguments.cost),
         num_replicas=arguments.replicas,
@@ -100,8 +101,28 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def trace_options(arguments: argparse.Namespace) -> TraceOptions:
+    """How the trace is read; raises ConfigError."""
+    from everystop.sim.traces import FORMATS, TraceOptions
+
+    if arguments.format is not None and arguments.format not in FORMATS:
+        raise ConfigError(f"--format is {arguments.format!r}; choose one of {', '.join(FORMATS)}")
+    return TraceOptions(
+        format=arguments.format,
+        scale_lengths=arguments.scale_lengths,
+        dilate_time=arguments.dilate_time,
+        limit=arguments.limit,
+    )
+
+
 def scheduler_settings(config: Config, num_blocks: int | None) -> dict[str, Any]:
     """The settings that a simulated server has in common with a real one."""
     given = dataclasses.asdict(config)
     chosen = {name: given[name] for names in SETTINGS.values() for name in names}
     return {**chosen, "num_blocks": NUM_CACHE_TOKENS // config.block_size if num_blocks is None else num_blocks}
+
+
+def changed_settings(config: Config) -> dict[str, Any]:
+    """The settings among them that are not left at their defaults."""
+    given, usual = dataclasses.asdict(config), dataclasses.asdict(Config())
+    return {name: given[name] for names in SETTINGS.values() for name in names if given[name] != usual[name]}

@@ -33,9 +33,16 @@ def run_trace(
     `scheduler` holds the server's settings of those names and `num_blocks`; `cost` is the file of a cost model. Raises
     TraceError, CostError and ConfigError.
     """
+    setup = make_setup(scheduler, cost=cost, num_replicas=num_replicas, router=router, check=check)
+    results = Simulation(setup).run(read_trace(path, options))
+    return {"trace": {"file": path.name, **asdict(options)}, "setup": asdict(setup), **results}
+
+
+def make_setup(scheduler: dict[str, Any], *, cost: Path, num_replicas: int, router: str, check: bool = False) -> Setup:
+    """What is simulated, from the settings and the file that `run_trace` takes; raises CostError and ConfigError."""
     num_slots = scheduler["num_blocks"] * scheduler["block_size"]
     limits = {name: scheduler[name] for name in LIMIT_NAMES}
-    setup = Setup(
+    return Setup(
         limits=Limits(**limits, max_model_len=scheduler["max_model_len"] or num_slots),
         num_blocks=scheduler["num_blocks"],
         block_size=scheduler["block_size"],
@@ -48,8 +55,6 @@ def run_trace(
         router=router,
         check=check,
     )
-    results = Simulation(setup).run(read_trace(path, options))
-    return {"trace": {"file": path.name, **asdict(options)}, "setup": asdict(setup), **results}
 
 
 def describe_run(results: dict[str, Any]) -> str:
@@ -58,7 +63,7 @@ def describe_run(results: dict[str, Any]) -> str:
     lines = [
         f"{trace['file']}: {results['num_requests']:,} requests, lengths × {trace['scale_lengths']:g}, "
         f"time × {trace['dilate_time']:g}",
-        f"policy {setup['policy']}, {_several(setup['num_replicas'], 'replica')}, router {setup['router']}; "
+        f"policy {setup['policy']}, {several(setup['num_replicas'], 'replica')}, router {setup['router']}; "
         f"step times: {setup['cost']['source'] or 'no source given'}",
         "",
         *_table(results),
@@ -74,7 +79,8 @@ def describe_run(results: dict[str, Any]) -> str:
     return "\n".join(lines + _tenant_lines(results["tenants"]))
 
 
-def _several(num: int, what: str) -> str:
+def several(num: int, what: str) -> str:
+    """So many of it, in words."""
     return f"{num} {what}{'' if num == 1 else 's'}"
 
 

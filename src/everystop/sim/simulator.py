@@ -10,9 +10,10 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Protocol
 
 from everystop.core.errors import ConfigError, RequestError
+from everystop.core.events import Event
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import AGEING_NS, make_policy
@@ -49,6 +50,14 @@ class Setup:
             raise ConfigError(f"--replicas is {self.num_replicas}, --num-blocks {self.num_blocks}; at least 1 of each")
 
 
+class Witness(Protocol):
+    """Who hears of everything that happens on the replicas; what it raises ends the run."""
+
+    def note(self, events: Iterable[Event]) -> int:
+        """Take in the events of one turn of a replica; returns how many requests ended in it."""
+        ...
+
+
 class VirtualRunner:
     """Computes nothing: a step takes what the cost model says, and each row that samples gets its request's id as
     token, so that no two requests' outputs are taken for the same.
@@ -77,7 +86,7 @@ class Replica:
     to it that an arrival meets the state of its own time.
     """
 
-    def __init__(self, setup: Setup, tally: Tally) -> None:
+    def __init__(self, setup: Setup, witness: Witness) -> None:
         self.clock = Clock()
         self.ready_ns = NEVER_NS
         self.runner = VirtualRunner(setup.cost, self.clock)
@@ -89,7 +98,7 @@ class Replica:
         policy = make_policy(setup.policy, batch_wait_ns=setup.batch_wait_ns, ageing_ns=setup.ageing_ns)
         self._scheduler = Scheduler(setup.limits, self._kv, policy)
         self._loop = StepLoop(self._scheduler, self.runner, lambda: self.clock.now_ns)
-        self._tally = tally
+        self._witness = witness
         self._check = setup.check
         self._num_just_ended = 0
 
@@ -111,7 +120,7 @@ class Replica:
         try:
             self._scheduler.add(request, request.arrival_ns)
         except RequestError:
-            self._tally.note(self._scheduler.take_events())
+            self._witness.note(self._scheduler.take_events())
         self.ready_ns = max(self.clock.now_ns, request.arrival_ns)
 
     def run_until(self, end_ns: int) -> None:
@@ -120,7 +129,7 @@ class Replica:
         while self.ready_ns < end_ns:
             clock.advance_to(self.ready_ns)
             turn = loop.turn()
-            self._num_just_ended = self._tally.note(turn.events)
+            self._num_just_ended = self._witness.note(turn.events)
             if self._check:
                 self._scheduler.check_integrity()
             if not turn.is_idle:
@@ -134,18 +143,24 @@ class Replica:
 
 
 class Simulation:
-    """Replicas behind a router, fed by a trace. The same set-up and trace give the same results, byte for byte."""
+    """Replicas behind a router, fed by a trace. The same set-up and trace give the same results, byte for byte.
 
-    def __init__(self, setup: Setup) -> None:
+    A `witness` hears what happens in place of the tally, which then stays empty.
+    """
+
+    def __init__(self, setup: Setup, witness: Witness | None = None) -> None:
         self.setup = setup
         self.tally = Tally()
-        self.replicas = [Replica(setup, self.tally) for _ in range(setup.num_replicas)]
+        self.replicas = [Replica(setup, witness or self.tally) for _ in range(setup.num_replicas)]
         self._router = make_router(setup.router)
         self._num_sent = [0] * setup.num_replicas
         self._queue: list[tuple[int, int]] = []  # a heap of (when a replica is ready, its index), some outdated
 
     def run(self, trace: Iterable[TraceRequest]) -> dict[str, Any]:
-        """Send every request of the trace at its time, and go on until all have ended; returns the results."""
+        """Send every request of the trace at its time, and go on until all have ended; returns the results.
+
+        A request's id is its place in the trace.
+        """
         for request_id, traced in enumerate(trace):
             self._advance(traced.arrival_ns)
             keys = traced.block_keys(self.setup.block_size) if self.setup.enable_prefix_caching else []
