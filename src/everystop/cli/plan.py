@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -35,6 +36,7 @@ def add_parser(commands: Any) -> None:
     add_question(parser.add_argument_group("question"))
     simulate.add_machine_options(parser)
     add = parser.add_argument_group("output").add_argument
+    add("--jobs", metavar="N", type=int, help="simulations at once (default: as many as there are cores)")
     add("--out", metavar="DIR", type=Path, help="write plan.json, pictures and the recommended flags there")
     add("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(run=run)
@@ -63,6 +65,7 @@ def add_question(group: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plan, print the answer, and write what --out asks for."""
     config = settings.make_config(arguments)
+    from everystop.sim.parallel import Workers
     from everystop.sim.plan_report import describe_plan, plan_figures
     from everystop.sim.planner import make_plan
     from everystop.sim.probe import Workload
@@ -75,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     cost = calibrate.cost_path(arguments.cost)
     setup = make_setup(scheduler, cost=cost, num_replicas=1, router=arguments.router)
     workload = Workload(list(read_trace(arguments.trace, options)))
-    with progress_bar(show=sys.stderr.isatty()) as progress:
-        plan = make_plan(question, workload, setup, progress)
+    with Workers(num_jobs(arguments)) as workers, progress_bar(show=sys.stderr.isatty()) as progress:
+        plan = make_plan(question, workload, setup, workers, progress)
     figures = plan_figures(
         plan, trace={"file": arguments.trace.name, **asdict(options)}, given=simulate.changed_settings(config)
     )
@@ -84,6 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         write_files(arguments.out, figures)
     return 0 if figures["answer"]["is_met"] else 1
+
+
+def num_jobs(arguments: argparse.Namespace) -> int:
+    """Simulations at once: as asked, else one for each core that may be used."""
+    return len(os.sched_getaffinity(0)) if arguments.jobs is None else int(arguments.jobs)
 
 
 def make_question(arguments: argparse.Namespace) -> Question:
@@ -153,20 +161,21 @@ def write_files(folder: Path, figures: Mapping[str, Any]) -> None:
 def progress_bar(*, show: bool) -> Iterator[Progress]:
     """One bar on standard error; silent where nobody watches."""
     if not show:
-        yield lambda what, num_ahead: None
+        yield lambda what, num, num_all: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
     from rich.progress import Progress as Bars
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("", total=None)
-        num_done = -1
+        tasks: dict[str, TaskID] = {}
 
-        def advance(what: str, num_ahead: int) -> None:
-            nonlocal num_done
-            num_done += 1
-            bars.update(task, completed=num_done, total=num_done + num_ahead, description=what)
+        def advance(what: str, num: int, num_all: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=0)
+            if num == 0:
+                bars.update(tasks[what], total=(bars.tasks[tasks[what]].total or 0) + num_all)
+            bars.advance(tasks[what], num)
 
         yield advance

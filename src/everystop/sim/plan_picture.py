@@ -6,6 +6,7 @@ It draws the figures of `plan_report.plan_figures` and computes nothing. matplot
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,9 @@ from typing import Any
 from everystop.core.errors import EverystopError
 from everystop.sim.plan_report import in_time, source
 
-WIDTH, DPI = 13.0, 110
-MOST_LABELLED = 12
+DPI = 110
+WIDTH, TOP, BOTTOM, ROW = 13.0, 1.3, 1.4, 0.5  # inches: the figure, its margins, a row
+BAR, CHARACTER = 0.98, 0.082  # inches: colour bar with its labels, a character in a cell
 CHARS_A_LINE = 150
 COLOURS = "cividis"  # even in lightness, and the same to every kind of colour vision
 
@@ -47,7 +49,7 @@ def draw_plan(figures: Mapping[str, Any], folder: Path) -> list[str]:
         matplotlib = importlib.import_module("matplotlib")
     except ImportError:
         raise PictureError(
-            "the pictures were not drawn, because matplotlib is not installed; install everystop[pictures], or matplotlib"
+            "no picture was drawn, because matplotlib is not installed; install everystop[pictures], or matplotlib"
         ) from None
     names = []
     for theme in THEMES:
@@ -75,19 +77,28 @@ class _Drawing:
 
     def draw(self) -> Any:
         """The whole figure, not yet written."""
-        height = 3.6 + 0.42 * min(len(self._rows), 24)
+        height = TOP + BOTTOM + ROW * min(max(len(self._rows), 4), 24)
         figure = self._pieces["figure"].Figure(figsize=(WIDTH, height), facecolor=self._theme.page)
-        top, bottom = 1 - 1.25 / height, 1.35 / height
-        left, right = figure.subplots(1, 2, sharey=True)
-        figure.subplots_adjust(left=0.085, right=0.985, top=top, bottom=bottom, wspace=0.06)
-        self._panel(figure, left, "ttft", "TTFT p95 (arrival to first token)")
-        self._panel(figure, right, "itl", "ITL p95 (gap between tokens)")
-        left.set_ylabel("replicas", color=self._theme.ink, fontsize=11)
+        margin = 0.75 if self._figures["price"] is None else 1.75
+        width = (WIDTH - margin - 2 * BAR) / 2
+        panels = (("ttft", "TTFT p95 in ms (arrival to first token)"), ("itl", "ITL p95 in ms (gap between tokens)"))
+        for i, (name, title) in enumerate(panels):
+            left = margin + i * (width + BAR)
+            boxes = ((left, width), (left + width + 0.08, 0.16))
+            axes, bar = (
+                figure.add_axes((x / WIDTH, BOTTOM / height, w / WIDTH, 1 - (TOP + BOTTOM) / height)) for x, w in boxes
+            )
+            self._panel(axes, bar, name, title)
+            self._label_cells(axes, name, width)
+            if i == 0:
+                axes.set_ylabel("replicas", color=self._theme.ink, fontsize=11)
+            else:
+                axes.set_yticklabels([])
         self._words(figure, height)
         self._legend(figure, height)
         return figure
 
-    def _panel(self, figure: Any, axes: Any, name: str, title: str) -> None:
+    def _panel(self, axes: Any, bar: Any, name: str, title: str) -> None:
         target = self._figures["target"][f"{name}_p95_ms"]
         norm = self._norm(name, target)
         mesh = axes.pcolormesh(
@@ -100,11 +111,10 @@ class _Drawing:
             linewidth=1.0,
         )
         self._cliff(axes)
-        self._label_cells(axes, name, mesh)
         self._border(axes)
         self._wanted(axes)
         self._axes(axes, title)
-        self._colour_bar(figure, axes, mesh, target)
+        self._colour_bar(bar, mesh, target)
 
     def _value(self, name: str, row: int, rate: float) -> float:
         point = self._cells[row, rate]
@@ -124,7 +134,7 @@ class _Drawing:
             cliff = max(carried["cliff"], self._edges[0])
             if cliff < last:
                 axes.add_patch(self._hatch(cliff, i, last - cliff))
-            for rate, low, high in zip(self._figures["rates"], self._edges, self._edges[1:], strict=False):
+            for rate, (low, high) in zip(self._figures["rates"], itertools.pairwise(self._edges), strict=True):
                 if not self._cells[carried["num_replicas"], rate]["is_stable"] and low < cliff:
                     axes.add_patch(self._hatch(low, i, min(high, cliff) - low))
 
@@ -133,21 +143,21 @@ class _Drawing:
             (left, row - 0.5), width, 1.0, facecolor=self._theme.page, edgecolor=self._theme.faint, hatch="////", lw=0
         )
 
-    def _label_cells(self, axes: Any, name: str, mesh: Any) -> None:
-        """Write the duration into each cell, if there is room for it."""
-        if len(self._figures["rates"]) > MOST_LABELLED:
-            return
-        cliffs = {carried["num_replicas"]: carried["cliff"] for carried in self._figures["replicas"]}
-        for i, row in enumerate(self._rows):
+    def _label_cells(self, axes: Any, name: str, width: float) -> None:
+        """Write the duration into each cell, if there is room for it; `width` is the panel's in inches."""
+        norm, colours = self._norm(name, self._figures["target"][f"{name}_p95_ms"]), axes.collections[0].cmap
+        inches = width / math.log(self._edges[-1] / self._edges[0])
+        for i, carried in enumerate(self._figures["replicas"]):
             for j, rate in enumerate(self._figures["rates"]):
-                value = self._value(name, row, rate)
-                if math.isnan(value):
+                value = self._value(name, carried["num_replicas"], rate)
+                low, high = self._edges[j], min(self._edges[j + 1], carried["cliff"])
+                if math.isnan(value) or math.log(high / low) * inches < CHARACTER * len(in_cell(value)):
                     continue
-                low, high = self._edges[j], min(self._edges[j + 1], cliffs[row])
-                red, green, blue, _ = mesh.cmap(mesh.norm(value))
-                ink = "#000000" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "#FFFFFF"
-                middle = math.sqrt(low * high)
-                axes.text(middle, i, in_time(value), ha="center", va="center", color=ink, fontsize=8.5, clip_on=True)
+                colour = colours(norm(value))
+                ink = "#000000" if 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] > 0.5 else "#FFFFFF"
+                box = {"facecolor": colour, "edgecolor": "none", "pad": 1.0}
+                words = {"ha": "center", "va": "center", "color": ink, "fontsize": 9, "bbox": box, "zorder": 5.5}
+                axes.text(math.sqrt(low * high), i, in_cell(value), **words)
 
     def _border(self, axes: Any) -> None:
         """The highest rate within both targets, from row to row."""
@@ -189,9 +199,9 @@ class _Drawing:
             return str(num)
         return f"{num}   {price['per_hour'] * num:,.2f} {price['currency']}/h"
 
-    def _colour_bar(self, figure: Any, axes: Any, mesh: Any, target: float) -> None:
+    def _colour_bar(self, axes: Any, mesh: Any, target: float) -> None:
         """The colours beside the panel, with a mark at the target."""
-        bar = figure.colorbar(mesh, ax=axes, pad=0.015, fraction=0.05)
+        bar = axes.figure.colorbar(mesh, cax=axes)
         ticker = self._pieces["ticker"]
         bar.ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
         bar.ax.yaxis.set_minor_locator(ticker.NullLocator())
@@ -218,7 +228,14 @@ class _Drawing:
         line, patch = self._pieces["lines"].Line2D, self._pieces["patches"].Patch
         star = {"marker": "*", "ms": 14, "mfc": "#E69F00", "mec": "#000000", "lw": 0}
         handles = [
-            line([], [], color="#FFFFFF", lw=2.6, path_effects=self._halo(), label="highest rate within both targets"),
+            line(
+                [],
+                [],
+                color="#FFFFFF",
+                lw=2.6,
+                path_effects=self._halo(),
+                label="both targets met to the left (targets marked on the scales)",
+            ),
             patch(
                 facecolor=self._theme.page, edgecolor=self._theme.faint, hatch="////", label="queue grows without bound"
             ),
@@ -237,6 +254,11 @@ class _Drawing:
         )
 
 
+def in_cell(ms: float) -> str:
+    """Milliseconds without their unit, longer ones in seconds with it."""
+    return in_time(ms).removesuffix(" ms")
+
+
 def column_edges(rates: Sequence[float]) -> list[float]:
     """Borders of the columns: half way between rates on a log scale, and as far beyond the first and the last.
 
@@ -244,7 +266,7 @@ def column_edges(rates: Sequence[float]) -> list[float]:
     """
     if len(rates) == 1:
         return [rates[0] / 1.5, rates[0] * 1.5]
-    middles = [math.sqrt(low * high) for low, high in zip(rates, rates[1:], strict=False)]
+    middles = [math.sqrt(low * high) for low, high in itertools.pairwise(rates)]
     return [rates[0] ** 2 / middles[0], *middles, rates[-1] ** 2 / middles[-1]]
 
 

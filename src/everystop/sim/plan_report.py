@@ -28,7 +28,6 @@ def plan_figures(plan: Plan, *, trace: Mapping[str, Any], given: Mapping[str, An
             "requests_per_replica": question.num_requests,
             "warm_up_share": WARM_UP_SHARE,
             "rate_tolerance": round(TOLERANCE - 1, 6),
-            "num_simulations": plan.num_simulations,
         },
         "setup": asdict(plan.setup),
         "rates": plan.rates,
@@ -223,7 +222,7 @@ def describe_plan(figures: Mapping[str, Any]) -> str:
         f"{trace['file']}: {trace['num_requests']:,} requests, {trace['rate']:.4g} requests/s; "
         f"policy {setup['policy']}, router {setup['router']}; step times: {source(figures)}",
         f"{method['requests_per_replica']:,} requests a replica and point, the first {method['warm_up_share']:.0%} not "
-        f"counted; highest rates within {method['rate_tolerance']:.0%}; {method['num_simulations']:,} simulations",
+        f"counted; highest rates within {method['rate_tolerance']:.0%}",
         *_warnings(figures),
     ]
     if figures["recommended"] is not None:

@@ -9,19 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any, TypeVar
 
 from everystop.core.errors import ConfigError
+from everystop.sim.parallel import Workers
 from everystop.sim.probe import LEAST_REQUESTS, Point, Target, Workload, measure, saturation
 from everystop.sim.simulator import Setup
 
 NUM_RATES = 8
 NEARLY_IDLE = 0.01
-TOLERANCE = 1.02
+TOLERANCE = 1.05
 WORTH_IT = 0.95
 MOST_BATCHED_TOKENS, MOST_SEQS = 8192, 1024
 SECONDS_PER_HOUR, TOKENS_PER_PRICE = 3600, 10**6
 
-Progress = Callable[[str, int], None]  # what comes next, and how many simulations are still expected, it included
+Progress = Callable[[str, int, int], None]  # what is being found, how many more of it are, and how many there are
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,7 @@ class Question:
             raise ConfigError(f"--requests is {self.num_requests}; percentiles need at least {LEAST_REQUESTS}")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
     """What so many replicas carry. `rate` is the highest within the targets (0: none), `point` what was measured there,
     `limit` what the next higher rate misses ("ttft", "itl", "overload"), `cliff` the rate from which on the queue grows
@@ -72,7 +76,7 @@ class Carried:
     num_replicas: int
     cliff: float
     rate: float = 0.0
-    limit: tuple[str, ...] = ()
+    limit: tuple[str, ...] = ("overload",)
     point: Point | None = None
     nearly_idle: Point | None = None
 
@@ -80,8 +84,8 @@ class Carried:
 @dataclass(slots=True)
 class Plan:
     """The answer. `chosen` is the point of the fewest replicas that carry the wanted rate, under `tuned`; None if no
-    number of replicas does, and then `best` is the one that comes nearest. `as_given` and `best_as_given` are the same
-    with the flags that were given, before any were changed; `carried` and `points` hold for those too.
+    number of replicas does, and then `best` is the one that comes nearest. `best_as_given` is that with the flags that
+    were given, before any were changed; `carried` and `points` hold for those too.
     """
 
     question: Question
@@ -92,120 +96,139 @@ class Plan:
     rates: list[float]
     points: list[Point] = field(default_factory=list)
     carried: list[Carried] = field(default_factory=list)
-    as_given: Point | None = None
     best_as_given: Point | None = None
-    chosen: Point | None = None
     best: Point | None = None
     cliff: float = 0.0
-    num_simulations: int = 0
+
+    @property
+    def chosen(self) -> Point | None:
+        """The best point, if it is within the targets."""
+        return self.best if self.best is not None and not self.best.missed else None
 
 
-def make_plan(question: Question, workload: Workload, setup: Setup, progress: Progress) -> Plan:
-    """Simulate what the question needs; the same inputs give the same plan. Raises ConfigError if nothing can be
-    served.
+def make_plan(question: Question, workload: Workload, setup: Setup, workers: Workers, progress: Progress) -> Plan:
+    """Simulate what the question needs; the same inputs give the same plan, however many workers there are. Raises
+    ConfigError if nothing can be served.
     """
-    return _Planner(question, workload, setup, progress).run()
+    return _Planner(Scout(question, workload), setup, workers, progress).run()
 
 
-class _Planner:
-    """Runs simulations one after the other; each is asked for once."""
+@dataclass(frozen=True, slots=True)
+class Scout:
+    """Answers for one set-up at a time; it can be sent to a worker."""
 
-    def __init__(self, question: Question, workload: Workload, setup: Setup, progress: Progress) -> None:
-        self._question = question
-        self._workload = workload
-        self._progress = progress
-        self._replicas = sorted(set(question.replicas))
-        self._num_ahead = len(self._replicas)
-        self._cliffs: dict[Setup, float] = {}
-        rate = question.rate if question.rate is not None else _short(workload.rate)
-        self.plan = Plan(question, workload, setup, setup, rate, [])
+    question: Question
+    workload: Workload
 
-    def run(self) -> Plan:
-        plan = self.plan
-        cliffs = {num: self._cliff(replace(plan.setup, num_replicas=num)) for num in self._replicas}
-        plan.rates = sorted({*(self._question.rates or default_rates(list(cliffs.values()))), plan.rate})
-        below = {num: [rate for rate in plan.rates if rate < cliffs[num]] for num in self._replicas}
-        self._num_ahead = sum(map(len, below.values())) + 6 * len(self._replicas)
-        for num, cliff in cliffs.items():
-            row = [self._point(num, rate, cliff) for rate in plan.rates]
-            plan.points += row
-            plan.carried.append(self._carried(num, cliff, row))
-        self._choose()
-        return plan
+    def cliff(self, setup: Setup) -> float:
+        """The rate from which on the queue grows without bound."""
+        return saturation(setup, self.workload, self._num_requests(setup))
 
-    def _cliff(self, setup: Setup) -> float:
-        """The rate from which on the queue grows without bound; found once for each set-up."""
-        if setup not in self._cliffs:
-            self._announce(f"{_replicas(setup.num_replicas)}: the most that can be served")
-            self._cliffs[setup] = saturation(setup, self._workload, self._num_requests(setup.num_replicas))
-        return self._cliffs[setup]
-
-    def _point(self, num_replicas: int, rate: float, cliff: float) -> Point:
-        """A point of the grid; from the cliff on nothing needs to be simulated."""
-        if rate >= cliff:
-            reason = f"{rate:.4g} requests/s arrive, at most {cliff:.4g} can be served"
-            return Point(rate=rate, num_replicas=num_replicas, missed=("overload",), reason=reason)
-        return self._measure(replace(self.plan.setup, num_replicas=num_replicas), rate)
-
-    def _measure(self, setup: Setup, rate: float, *, is_hasty: bool = False) -> Point:
-        self._announce(f"{_replicas(setup.num_replicas)}, {rate:.4g} requests/s")
+    def point(self, setup: Setup, rate: float, is_hasty: bool = False) -> Point:
+        """What this rate comes to."""
         return measure(
             setup,
-            self._workload,
+            self.workload,
             rate=rate,
-            num_requests=self._num_requests(setup.num_replicas),
-            target=self._question.target,
+            num_requests=self._num_requests(setup),
+            target=self.question.target,
             is_hasty=is_hasty,
         )
 
-    def _carried(self, num_replicas: int, cliff: float, row: Sequence[Point]) -> Carried:
+    def carried(self, setup: Setup, cliff: float, row: Sequence[Point]) -> Carried:
         """The highest rate within the targets, between the last of the grid that meets them and the first that does
         not, or the cliff.
         """
-        carried = Carried(num_replicas, cliff, limit=("overload",))
+        carried = Carried(num_replicas=setup.num_replicas, cliff=cliff)
+        met = list(takewhile(lambda point: not point.missed, row))
         too_high = cliff
-        for point in row:
-            if point.missed:
-                carried.limit = point.missed
-                too_high = min(cliff, point.rate)
-                break
-            carried.rate, carried.point = point.rate, point
-        if carried.point is None:
-            setup = replace(self.plan.setup, num_replicas=num_replicas)
-            carried.nearly_idle = self._measure(setup, _short(min(too_high, cliff * NEARLY_IDLE)))
-            if carried.nearly_idle.missed:
-                carried.limit = carried.nearly_idle.missed
-            else:
-                carried.rate, carried.point = carried.nearly_idle.rate, carried.nearly_idle
-        while carried.point is not None and too_high > carried.rate * TOLERANCE:
-            middle = _short(math.sqrt(carried.rate * too_high))
+        if len(met) < len(row):
+            carried = replace(carried, limit=row[len(met)].missed)
+            too_high = min(cliff, row[len(met)].rate)
+        if met:
+            carried = replace(carried, rate=met[-1].rate, point=met[-1])
+        else:
+            idle = self.point(setup, short(min(too_high, cliff) * NEARLY_IDLE))
+            carried = replace(carried, nearly_idle=idle)
+            carried = (
+                replace(carried, limit=idle.missed) if idle.missed else replace(carried, rate=idle.rate, point=idle)
+            )
+        return self._bisect(setup, carried, too_high) if carried.point is not None else carried
+
+    def _bisect(self, setup: Setup, carried: Carried, too_high: float) -> Carried:
+        while too_high > carried.rate * TOLERANCE:
+            middle = short(math.sqrt(carried.rate * too_high))
             if not carried.rate < middle < too_high:
                 break
-            if not self._try(carried, middle):
-                too_high = middle
+            point = self.point(setup, middle, is_hasty=True)
+            if point.missed:
+                carried, too_high = replace(carried, limit=point.missed), middle
+            else:
+                carried = replace(carried, rate=middle, point=point)
         return carried
 
-    def _try(self, carried: Carried, rate: float) -> bool:
-        """Whether this rate is within the targets too; then it is the highest known."""
-        point = self._measure(replace(self.plan.setup, num_replicas=carried.num_replicas), rate, is_hasty=True)
-        if point.missed:
-            carried.limit = point.missed
-            return False
-        carried.rate, carried.point = rate, point
-        return True
+    def strain(self, point: Point) -> float:
+        """How much of the target the worse of the two percentiles takes up; above 1 it is missed."""
+        if not point.ttft_ms:
+            return math.inf
+        target = self.question.target
+        return max(point.ttft_ms["p95"] / target.ttft_p95_ms, point.itl_ms["p95"] / target.itl_p95_ms)
+
+    def _num_requests(self, setup: Setup) -> int:
+        return self.workload.whole_laps(self.question.num_requests * setup.num_replicas)
+
+
+class _Planner:
+    """Decides what is simulated next, and gathers the answers."""
+
+    def __init__(self, scout: Scout, setup: Setup, workers: Workers, progress: Progress) -> None:
+        self._scout = scout
+        self._workers = workers
+        self._progress = progress
+        self._replicas = sorted(set(scout.question.replicas))
+        wanted = scout.question.rate if scout.question.rate is not None else short(scout.workload.rate)
+        self.plan = Plan(scout.question, scout.workload, setup, setup, wanted, [])
+        self._cliffs: dict[Setup, float] = {}
+
+    def run(self) -> Plan:
+        plan, setups = self.plan, [replace(self.plan.setup, num_replicas=num) for num in self._replicas]
+        self._find_cliffs(setups)
+        cliffs = [self._cliffs[setup] for setup in setups]
+        given = self._scout.question.rates
+        plan.rates = sorted({*(default_rates(cliffs, plan.rate) if given is None else given), plan.rate})
+        self._fill_grid(setups)
+        rows = [[point for point in plan.points if point.num_replicas == num] for num in self._replicas]
+        plan.carried = self._run("the highest rates", self._scout.carried, list(zip(setups, cliffs, rows, strict=True)))
+        self._choose()
+        return plan
+
+    def _run(self, what: str, function: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:
+        self._progress(what, 0, len(calls))
+        return self._workers.run(function, calls, lambda num: self._progress(what, num, len(calls)))
+
+    def _find_cliffs(self, setups: Sequence[Setup]) -> None:
+        unknown = [(setup,) for setup in setups if setup not in self._cliffs]
+        found = self._run("the most that can be served", self._scout.cliff, unknown)
+        self._cliffs |= {setup: cliff for (setup,), cliff in zip(unknown, found, strict=True)}
+
+    def _fill_grid(self, setups: Sequence[Setup]) -> None:
+        """Points from the cliff on are not simulated."""
+        pairs = [(setup, rate) for setup in setups for rate in self.plan.rates]
+        below = [pair for pair in pairs if pair[1] < self._cliffs[pair[0]]]
+        measured = dict(zip(below, self._run("the grid", self._scout.point, below), strict=True))
+        self.plan.points = [measured.get(pair) or _beyond(*pair, self._cliffs[pair[0]]) for pair in pairs]
 
     def _choose(self) -> None:
         """The fewest replicas for the wanted rate, as the flags are, and then with others."""
         plan = self.plan
-        wanted = [point for point in plan.points if point.rate == plan.rate]
-        plan.as_given = plan.chosen = next((point for point in wanted if not point.missed), None)
-        stable = [point for point in wanted if point.is_stable]
-        plan.best = plan.best_as_given = plan.chosen or min(stable, key=self.strain, default=None)
-        if self._question.is_searching:
+        wanted = [point for point in plan.points if point.rate == plan.rate and point.is_stable]
+        met = [point for point in wanted if not point.missed]
+        plan.best = plan.best_as_given = met[0] if met else min(wanted, key=self._scout.strain, default=None)
+        if self._scout.question.is_searching:
             self._search()
         if plan.best is not None:
             plan.tuned = replace(plan.tuned, num_replicas=plan.best.num_replicas)
-            plan.cliff = self._cliff(plan.tuned)
+            plan.cliff = self._cliffs[plan.tuned]
 
     def _search(self) -> None:
         """Other flags: first where the flags as given lead, then with fewer and fewer replicas, as long as it helps."""
@@ -219,48 +242,50 @@ class _Planner:
             if fewer is None or fewer.missed:
                 break
             setup, best = fewer_setup, fewer
-        if best is not None:
-            plan.tuned, plan.best = setup, best
-            plan.chosen = None if best.missed else best
+        plan.tuned, plan.best = setup, best
 
-    def _tune(self, setup: Setup, known: Point | None) -> tuple[Setup, Point | None]:
+    def _tune(self, setup: Setup, best: Point | None) -> tuple[Setup, Point | None]:
         """The flags that strain the targets least at the wanted rate, one flag after the other; they are changed only
         where that gains a twentieth. None if the queue grows whatever is tried.
         """
-        best_setup, best = setup, known if known is not None else self._better_point(setup, None)
+        if best is None:
+            setup, best = self._best_of([setup], setup, None)
         for alternatives in (_token_budgets, _slots):
-            for other in alternatives(best_setup):
-                point = self._better_point(other, best)
-                if point is not None:
-                    best_setup, best = other, point
-        return best_setup, best
+            setup, best = self._best_of(list(alternatives(setup)), setup, best)
+        return setup, best
 
-    def _better_point(self, setup: Setup, best: Point | None) -> Point | None:
-        """The point of the wanted rate under these flags; None if it is no better or the queue grows without bound."""
-        point = self._measure(setup, self.plan.rate, is_hasty=best is not None and not best.missed)
-        if not point.ttft_ms or (best is not None and self.strain(point) >= WORTH_IT * self.strain(best)):
-            return None
-        return point if self._cliff(setup) > self.plan.rate else None
+    def _best_of(self, others: Sequence[Setup], setup: Setup, best: Point | None) -> tuple[Setup, Point | None]:
+        """The best of these set-ups that the wanted rate does not overload, or the one so far."""
+        is_hasty = best is not None and not best.missed
+        calls = [(other, self.plan.rate, is_hasty) for other in others]
+        points = self._run(f"other flags for {self._replicas_of(setup)}", self._scout.point, calls)
+        enough = math.inf if best is None else WORTH_IT * self._scout.strain(best)
+        ranked = sorted(zip(points, others, strict=True), key=lambda pair: self._scout.strain(pair[0]))
+        for point, other in ranked:
+            if self._scout.strain(point) >= enough:
+                break
+            self._find_cliffs([other])
+            if self._cliffs[other] > self.plan.rate:
+                return other, point
+        return setup, best
 
-    def strain(self, point: Point) -> float:
-        """How much of the target the worse of the two percentiles takes up; above 1 it is missed."""
-        target = self._question.target
-        return max(point.ttft_ms["p95"] / target.ttft_p95_ms, point.itl_ms["p95"] / target.itl_p95_ms)
-
-    def _num_requests(self, num_replicas: int) -> int:
-        return self._workload.whole_laps(self._question.num_requests * num_replicas)
-
-    def _announce(self, what: str) -> None:
-        self._progress(what, max(1, self._num_ahead))
-        self._num_ahead -= 1
-        self.plan.num_simulations += 1
+    def _replicas_of(self, setup: Setup) -> str:
+        return f"{setup.num_replicas} replica{'' if setup.num_replicas == 1 else 's'}"
 
 
-def default_rates(cliffs: Sequence[float]) -> list[float]:
-    """Rates in equal ratios from half of what the fewest replicas can serve to what the most can."""
+def _beyond(setup: Setup, rate: float, cliff: float) -> Point:
+    reason = f"{rate:.4g} requests/s arrive, at most {cliff:.4g} can be served"
+    return Point(rate=rate, num_replicas=setup.num_replicas, missed=("overload",), reason=reason)
+
+
+def default_rates(cliffs: Sequence[float], wanted: float) -> list[float]:
+    """Eight rates in equal ratios from half of what the fewest replicas can serve to what the most can; one that is
+    near the wanted rate gives way to it.
+    """
     low, high = min(cliffs) / 2, max(cliffs)
     ratio = (high / low) ** (1 / (NUM_RATES - 1))
-    return [_short(low * ratio**i) for i in range(NUM_RATES)]
+    rates = [short(low * ratio**i) for i in range(NUM_RATES)]
+    return [rate for rate in rates if abs(math.log(rate / wanted)) > math.log(ratio) / 2]
 
 
 def _token_budgets(setup: Setup) -> Iterator[Setup]:
@@ -281,14 +306,10 @@ def _slots(setup: Setup) -> Iterator[Setup]:
             yield replace(setup, limits=replace(limits, max_num_seqs=num))
 
 
-def _short(rate: float) -> float:
+def short(rate: float) -> float:
     """The rate to four digits, rounded down, so that what is printed is what was simulated.
 
     Example: 12.3456 becomes 12.34.
     """
     unit = 10.0 ** (math.floor(math.log10(rate)) - 3)
     return float(f"{math.floor(rate / unit) * unit:.4g}")
-
-
-def _replicas(num: int) -> str:
-    return f"{num} replica{'' if num == 1 else 's'}"
