@@ -18,7 +18,7 @@ from everystop.core.errors import EverystopError
 from everystop.sim.plan_report import in_time, source
 
 DPI = 110
-WIDTH, TOP, BOTTOM, ROW = 13.0, 1.3, 1.4, 0.5  # inches: the figure, its margins, a row
+WIDTH, BOTTOM, ROW, LINE = 13.0, 1.4, 0.5, 0.235  # inches: the figure, the margin below, a row, a line of words
 BAR, CHARACTER = 0.98, 0.082  # inches: colour bar with its labels, a character in a cell
 CHARS_A_LINE = 150
 COLOURS = "cividis"  # even in lightness, and the same to every kind of colour vision
@@ -77,7 +77,9 @@ class _Drawing:
 
     def draw(self) -> Any:
         """The whole figure, not yet written."""
-        height = TOP + BOTTOM + ROW * min(max(len(self._rows), 4), 24)
+        answer = [part for line in self._figures["answer"]["sentences"] for part in textwrap.wrap(line, 122)]
+        top = 0.6 + LINE * len(answer)
+        height = top + BOTTOM + ROW * min(max(len(self._rows), 4), 24)
         figure = self._pieces["figure"].Figure(figsize=(WIDTH, height), facecolor=self._theme.page)
         margin = 0.75 if self._figures["price"] is None else 1.75
         width = (WIDTH - margin - 2 * BAR) / 2
@@ -86,7 +88,7 @@ class _Drawing:
             left = margin + i * (width + BAR)
             boxes = ((left, width), (left + width + 0.08, 0.16))
             axes, bar = (
-                figure.add_axes((x / WIDTH, BOTTOM / height, w / WIDTH, 1 - (TOP + BOTTOM) / height)) for x, w in boxes
+                figure.add_axes((x / WIDTH, BOTTOM / height, w / WIDTH, 1 - (top + BOTTOM) / height)) for x, w in boxes
             )
             self._panel(axes, bar, name, title)
             self._label_cells(axes, name, width)
@@ -94,7 +96,7 @@ class _Drawing:
                 axes.set_ylabel("replicas", color=self._theme.ink, fontsize=11)
             else:
                 axes.set_yticklabels([])
-        self._words(figure, height)
+        self._words(figure, height, answer)
         self._legend(figure, height)
         return figure
 
@@ -210,10 +212,10 @@ class _Drawing:
         bar.outline.set_visible(False)
         bar.ax.axhline(target, color="#FFFFFF", lw=2.6, path_effects=self._halo())
 
-    def _words(self, figure: Any, height: float) -> None:
+    def _words(self, figure: Any, height: float, answer: Sequence[str]) -> None:
         """The answer above, and below what it rests on."""
-        answer = "\n".join(textwrap.fill(line, 118) for line in self._figures["answer"]["sentences"][:2])
-        figure.text(0.012, 1 - 0.14 / height, answer, color=self._theme.ink, fontsize=12.5, va="top", linespacing=1.35)
+        words = {"color": self._theme.ink, "fontsize": 12, "va": "top", "linespacing": 1.35}
+        figure.text(0.012, 1 - 0.14 / height, "\n".join(answer), **words)
         trace, setup, method = (self._figures[name] for name in ("trace", "setup", "method"))
         basis = (
             f"Simulated, flags as given: policy {setup['policy']}, router {setup['router']}, max-num-seqs "

@@ -307,9 +307,5 @@ def _slots(setup: Setup) -> Iterator[Setup]:
 
 
 def short(rate: float) -> float:
-    """The rate to four digits, rounded down, so that what is printed is what was simulated.
-
-    Example: 12.3456 becomes 12.34.
-    """
-    unit = 10.0 ** (math.floor(math.log10(rate)) - 3)
-    return float(f"{math.floor(rate / unit) * unit:.4g}")
+    """The rate to four digits, so that what is printed is what was simulated. Example: 12.3456 becomes 12.35."""
+    return float(f"{rate:.4g}")
