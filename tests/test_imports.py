@@ -36,6 +36,13 @@ ALLOWED = {
     "everystop.observe.recorder": {"everystop.core.plan", "everystop.core.request", ERRORS},
     "everystop.model": {ERRORS, NATIVE},
     "everystop.runner": {"everystop.core.plan", PARAMS, ERRORS},
+    "everystop.runner.calibration": {
+        "everystop.core.plan",
+        "everystop.core.step_time",
+        "everystop.core.step_time_fit",
+        PARAMS,
+        PROTOCOL,
+    },
     "everystop.runner.native": {
         "everystop.model",
         "everystop.core.plan",

@@ -33,8 +33,8 @@ def _setting(
     group: str,
     choices: Sequence[str] | None = None,
     parse: Any = None,
-    least: int | None = None,
-    most: int | None = None,
+    least: float | None = None,
+    most: float | None = None,
 ) -> Any:
     """A field of `Config`, shown under `group` in the help; only values from `least` to `most` can be honoured.
 
@@ -96,6 +96,16 @@ class Config:
         group=SCHEDULER,
         parse=int,
         least=1,
+    )
+    target_itl_ms: float | None = _setting(
+        None,
+        "--target-itl-ms",
+        "size prefill so that a step, and so the gap between tokens, lasts at most so many milliseconds (default: only "
+        "the limits on tokens)",
+        group=SCHEDULER,
+        parse=float,
+        least=0.1,
+        most=1_000_000,
     )
     block_size: int = _setting(
         32, "--block-size", "tokens in one block of the KV cache: 16, 32, 64, 128 or 256", group=KV_CACHE, least=1

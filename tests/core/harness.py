@@ -15,6 +15,7 @@ from everystop.core.policy import AGEING_NS, Policy, Share
 from everystop.core.policy import make_policy as make_core_policy
 from everystop.core.request import FinishReason, Request, RequestState, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.loop import StepLoop, Turn
 
 POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair")
@@ -55,13 +56,14 @@ def make_scheduler(
     prefix_caching: bool = True,
     batch_wait_ns: int = 0,
     ageing_ns: int = AGEING_NS,
+    step_times: StepTimeModel = UNKNOWN_STEP_TIMES,
     **limits: Any,
 ) -> Scheduler:
     """A scheduler over a small pool; `limits` are fields of `Limits`."""
     kv = KVCache(num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=prefix_caching)
     if isinstance(policy, str):
         policy = make_policy(policy, batch_wait_ns, ageing_ns)
-    return Scheduler(Limits(**limits), kv, policy)
+    return Scheduler(Limits(**limits), kv, policy, step_times)
 
 
 def state_of(request: Request | None) -> str:

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.core.harness import POLICIES, Harness, eos, make_request, make_scheduler
 
 from everystop.core.errors import RequestError
+from everystop.core.step_time import StepTimeModel
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -27,6 +28,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_preemptions=st.integers(0, 3),
         batch_wait_ns=st.sampled_from([0, 2_500_000]),
         ageing_ns=st.sampled_from([1, 4_000_000, 10**12]),
+        target_itl_ns=st.sampled_from([None, 400_000, 1_500_000]),
+        step_times=st.just(StepTimeModel(step_ns=300_000, token_ns=50_000)),
     )
     def start(self, depth: int, **settings: object) -> None:
         self.harness = Harness(make_scheduler(**settings), depth=depth)  # type: ignore[arg-type]

@@ -133,3 +133,22 @@ def test_status_line_tells_of_the_time_since_the_last_one() -> None:
     assert line == "running 1  waiting 0  KV 10%  in 5 tok/s  out 1 tok/s  steps 1/s  prefix hits 0%  preemptions 0"
     metrics.receive([finish(1, 70)])
     assert status.next(4.0) is None
+
+
+def test_steps_whose_target_was_out_of_reach_are_counted_and_said() -> None:
+    def planned(now_ms: int, target_ms: int, predicted_ms: int) -> StepEvent:
+        return step(now_ms, {1: (0, 1, 1)})._replace(target_ns=target_ms * MS, predicted_ns=predicted_ms * MS)
+
+    metrics = Metrics(num_blocks=100)
+    status = StatusLine(metrics, 0.0)
+    metrics.receive(
+        [arrival(1), admit(1, 0), planned(10, 20, 20), planned(20, 20, 19), planned(40, 20, 25), step(50, {})]
+    )
+    line = status.next(1.0)
+    assert line is not None
+    assert "target 0 ms" not in line
+    assert metrics.num_steps_over_target == 1
+    metrics.receive([planned(60, 20, 30)])
+    assert "target 20 ms out of reach in 100% of steps" in (status.next(2.0) or "")
+    assert b'everystop_steps_over_target_total{model_name="m"} 2.0' in render(metrics, "m")
+    assert b'everystop_step_target_seconds{model_name="m"} 0.02' in render(metrics, "m")

@@ -105,7 +105,11 @@ class WaitEvent(NamedTuple):
 
 
 class StepEvent(NamedTuple):
-    """A step was executed and taken back: its plan, the tokens accepted, the state after it, its durations."""
+    """A step was executed and taken back: its plan, the tokens accepted, the state after it, its durations.
+
+    A step planned by time has a `target_ns`, and a `predicted_ns` that is above it where the target is out of reach;
+    others have 0 for both.
+    """
 
     now_ns: int
     scheduled_ns: int
@@ -119,6 +123,8 @@ class StepEvent(NamedTuple):
     num_cached_blocks: int
     num_evicted_blocks: int
     num_wasted_rows: int
+    target_ns: int = 0
+    predicted_ns: int = 0
 
 
 class FinishEvent(NamedTuple):

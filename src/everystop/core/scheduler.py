@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from everystop.core.batch import Batch, Outstanding
-from everystop.core.budget import StepBudget
+from everystop.core.budget import StepBudget, TimeBudget
 from everystop.core.errors import NeverFits, PolicyError, PromptTooLong, RequestError
 from everystop.core.events import (
     AdmitEvent,
@@ -27,10 +27,12 @@ from everystop.core.events import (
 )
 from everystop.core.integrity import check_scheduler
 from everystop.core.kv_cache import KVCache
+from everystop.core.pace import Pace
 from everystop.core.plan import Admitted, NewBlocks, Row, StepPlan, StepResult
 from everystop.core.policy.base import Policy, SlotUse, View, Wait
 from everystop.core.request import FinishReason, Request, RequestState
 from everystop.core.siblings import Siblings
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,7 @@ class Limits:
     max_num_prefill_tokens: int | None = None
     max_model_len: int = 8192
     max_preemptions: int = 8
+    target_itl_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -72,23 +75,33 @@ class _Draft:
 class Scheduler:
     """add and abort requests, schedule a step, update with its result. Same calls, same plans, byte for byte.
 
-    One plan may be outstanding when the next is scheduled; results come back in the order of their plans.
+    One plan may be outstanding when the next is scheduled; results come back in the order of their plans. Where steps
+    are planned by time (`target_itl_ns`, or a policy with a target of its own), `step_times` is what is known of step
+    times at the start; the rest is learned from the steps.
     """
 
-    def __init__(self, limits: Limits, kv: KVCache, policy: Policy) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        kv: KVCache,
+        policy: Policy,
+        step_times: StepTimeModel = UNKNOWN_STEP_TIMES,
+    ) -> None:
         self.limits = limits
         self.kv = kv
         self.policy = policy
         self.batch = Batch(limits.max_num_seqs, kv)
         self.siblings = Siblings()
         self.requests: dict[int, Request] = {}
-        self.view = View(max_num_seqs=limits.max_num_seqs)
+        self.view = View(max_num_seqs=limits.max_num_seqs, step_times=step_times)
         self.limit_tokens = min(limits.max_model_len, kv.num_token_slots)
         self.num_preemptions = 0
         self._released: list[int] = []
         self._events: list[Event] = []
         self._next_step_id = 0
         self._last_wait: tuple[int, WaitReason | None] = (-1, None)
+        has_targets = type(policy).step_target_ns is not Policy.step_target_ns
+        self._pace = Pace(step_times) if has_targets or limits.target_itl_ns is not None else None
         self._charges = type(policy).charge is not Policy.charge  # most do not, and a call a row costs
 
     @property
@@ -183,7 +196,9 @@ class Scheduler:
             self._admit(draft)
         riders = self._write_rows(draft)
         if not plan.is_noop:
-            self.batch.outstanding.append(Outstanding(plan, now_ns, riders, []))
+            time = draft.budget.time
+            promise = (0, 0) if time is None else (time.target_ns, round(time.predicted_ns))
+            self.batch.outstanding.append(Outstanding(plan, now_ns, riders, [], *promise))
         return plan
 
     def _deal_decodes(self, plan: StepPlan, now_ns: int) -> tuple[_Draft, list[Request]]:
@@ -199,8 +214,19 @@ class Scheduler:
             prefilling.sort(key=lambda r: self._keep_key(r, view))
         num_left = limits.max_num_batched_tokens - len(decoders)
         num_left = max(min(num_left, 1), num_left - batch.num_padded)
-        budget = StepBudget(num_left, limits.max_num_prefill_tokens, self.kv.block_size)
+        time = self._time_budget(decoders, now_ns)
+        budget = StepBudget(num_left, limits.max_num_prefill_tokens, self.kv.block_size, time)
         return _Draft(plan, now_ns, budget, decoders), prefilling
+
+    def _time_budget(self, decoders: list[Request], now_ns: int) -> TimeBudget | None:
+        """What the targets on a step's time leave to prompts; None where there is none: a gap between tokens concerns
+        decoders only.
+        """
+        if self._pace is None:
+            return None
+        target_itl_ns = self.limits.target_itl_ns if decoders else None
+        targets = (target_itl_ns, self.policy.step_target_ns(self._look(now_ns)))
+        return self._pace.budget(targets, decoders, self.batch.num_padded)
 
     def _catching_up(self) -> tuple[list[Request], list[Request]]:
         """Running requests with one token to compute, and those with more."""
@@ -232,7 +258,7 @@ class Scheduler:
 
     def _deal(self, draft: _Draft, request: Request, start: int, num_tokens: int) -> None:
         draft.chunks.append(_Chunk(request, start, num_tokens))
-        draft.budget.spend(num_tokens, is_prefill=request.num_tokens - start > 1)
+        draft.budget.spend(start, num_tokens, is_prefill=request.num_tokens - start > 1)
         self.kv.publish(request, start + num_tokens)
 
     def _skip_matchable(self, request: Request, plan: StepPlan) -> int:
@@ -371,11 +397,12 @@ class Scheduler:
         if draft.budget.prefill_tokens <= 0 or not draft.chunks:
             return
         last = draft.chunks[-1]
-        unplanned = last.request.num_tokens - last.start - last.num_tokens
-        extra = min(draft.budget.prefill_tokens, unplanned)
+        end = last.start + last.num_tokens
+        extra = min(draft.budget.left_at(end), last.request.num_tokens - end)
         if extra > 0:
             last.num_tokens += extra
-            self.kv.publish(last.request, last.start + last.num_tokens)
+            draft.budget.spend(end, extra, is_prefill=True)
+            self.kv.publish(last.request, end + extra)
 
     def _pick(self, draft: _Draft) -> Request | None:
         """Whom the policy lets board next; None, and a note of why, if nobody."""
@@ -546,6 +573,10 @@ class Scheduler:
             else:
                 accepted.append(self._accept(request, out, row, result, now_ns))
         self.batch.release_deferred(outstanding)
+        if self._pace is not None:
+            is_overlapped = bool(self.batch.outstanding)
+            self._pace.learn(outstanding, result.execute_ns, now_ns, is_overlapped=is_overlapped)
+            self.view.step_times = self._pace.model
         self._events.append(self._step_event(outstanding, result, accepted, num_wasted, now_ns))
         return self.take_events()
 
@@ -571,6 +602,8 @@ class Scheduler:
             pool.num_cached,
             pool.num_evicted,
             num_wasted,
+            landed.target_ns,
+            landed.predicted_ns,
         )
 
     def _accept(

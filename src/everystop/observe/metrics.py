@@ -84,6 +84,8 @@ class Metrics:
         self.num_prefix_hits = 0
         self.num_steps = 0
         self.num_evicted_blocks = 0
+        self.num_steps_over_target = 0
+        self.step_target_s = 0.0
         self.finished: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
         self.refused: Counter[str] = Counter()
         self.ttft = Histogram(LATENCY_BUCKETS_S)
@@ -156,6 +158,8 @@ class Metrics:
         self._num_free_blocks = event.num_free_blocks
         self.num_evicted_blocks = max(self.num_evicted_blocks, event.num_evicted_blocks)
         self.step_time.add(event.execute_ns / 1e9)
+        self.step_target_s = event.target_ns / 1e9 or self.step_target_s
+        self.num_steps_over_target += event.predicted_ns > event.target_ns
         now_ns, num_tokens = event.now_ns, 0
         for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
             num_tokens += row.num_tokens

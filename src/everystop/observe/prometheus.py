@@ -54,6 +54,7 @@ def _gauges(metrics: Metrics) -> Iterator[tuple[str, str, float]]:
     yield "num_requests_waiting", "Requests that have arrived and do not run", metrics.num_waiting
     yield "kv_cache_usage_perc", "Share of the KV blocks held by requests, 0 to 1", metrics.kv_usage
     yield "kv_cache_blocks", "Blocks of the KV cache", metrics.num_blocks
+    yield "step_target_seconds", "Latest target on the time of a step, 0 if there was none", metrics.step_target_s
 
 
 def _counters(metrics: Metrics) -> Iterator[tuple[str, str, float]]:
@@ -67,6 +68,8 @@ def _counters(metrics: Metrics) -> Iterator[tuple[str, str, float]]:
     yield "prefix_cache_hits", "Tokens taken from the prefix cache", metrics.num_prefix_hits
     yield "evicted_blocks", "Cached KV blocks given to others", metrics.num_evicted_blocks
     yield "steps", "Steps executed", metrics.num_steps
+    over = metrics.num_steps_over_target
+    yield "steps_over_target", "Steps planned although predicted to exceed their target, which was out of reach", over
 
 
 def _labelled_counters(metrics: Metrics) -> Iterator[tuple[str, str, str, dict[str, int]]]:

@@ -2,8 +2,8 @@
 
 A record is gzip-compressed JSON, one array or object a line:
 
-    {"everystop_record": 1, "limits": {...}, "kv": {...}, "policy": "continuous", "batch_wait_ns": 0,
-     "ageing_ns": 0, "shares": [[weight, max_running], ...]}
+    {"everystop_record": 1, "limits": {...}, "kv": {...}, "step_times": {...}, "policy": "continuous",
+     "batch_wait_ns": 0, "ageing_ns": 0, "shares": [[weight, max_running], ...]}
     ["add", now_ns, request_id, group_id, choice_index, num_prompt_tokens, max_tokens, min_tokens, n, num_stop_ids,
             tenant, priority]
     ["refuse", ... the same ...]

@@ -114,7 +114,7 @@ class Opening:
             ("arithmetic", f"{config.dtype}, {_native.isa()} kernels ({loaded.layout}), {threads} threads"),
             ("KV cache", f"{blocks}: {capacity.num_longest_requests:,} requests of {length:,} tokens at once,"),
             ("", f"or {min(config.max_num_seqs, num_blocks)} (--max-num-seqs) of {min(length, per_seq):,}"),
-            ("policy", f"{config.policy}, {config.max_num_batched_tokens} tokens a step"),
+            ("policy", f"{config.policy}, {config.max_num_batched_tokens} tokens{_target_text(config)} a step"),
             ("sampling", self._sampling_text()),
             ("chat", f"template from {self._template.origin}" if self._template.is_present else "no template"),
             ("ends at", ", ".join(f"{tokenizer.token_text(i)} ({i})" for i in tokenizer.eos_ids) or "no token"),
@@ -136,3 +136,7 @@ class Opening:
             return "temperature 1, top_p 1 where a request is silent"
         named = ", ".join(f"{name} {value:g}" for name, value in values.items())
         return f"{named} where a request is silent (from {Path(self._defaults.source).name})"
+
+
+def _target_text(config: Config) -> str:
+    return "" if config.target_itl_ms is None else f" and {config.target_itl_ms:g} ms"

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from everystop.core.errors import EverystopError
 from everystop.core.plan import StepPlan
 from everystop.core.step_time import StepFeatures, StepTimeModel
+from everystop.core.step_time_fit import NUM_FEATURES, solve_nonnegative
 
 COST_VERSION = 1
 MIN_FIT_STEPS = 20
@@ -129,42 +130,13 @@ def fit_line(steps: Sequence[TimedStep]) -> CostModel:
 
 
 def _least_squares(rows: Sequence[tuple[int, ...]], times: Sequence[int]) -> list[float]:
-    """Coefficients, none negative: the most negative one is left out until none is.
-
-    Columns are scaled to a maximum of 1, and a slight ridge decides between columns that are the same.
-    """
-    num_columns = 5
-    scales = [max((row[j] for row in rows), default=0) for j in range(num_columns)]
-    active = [j for j in range(num_columns) if scales[j] > 0]
-    scaled = [[row[j] / scales[j] if scales[j] else 0.0 for j in range(num_columns)] for row in rows]
-    products = [[sum(x[i] * x[j] for x in scaled) for j in range(num_columns)] for i in range(num_columns)]
-    targets = [sum(x[i] * y for x, y in zip(scaled, times, strict=True)) for i in range(num_columns)]
-    solution: list[float] = []
-    while active:
-        matrix = [[products[i][j] + (RIDGE * len(rows) if i == j else 0.0) for j in active] for i in active]
-        solution = _solve(matrix, [targets[i] for i in active])
-        lowest = min(range(len(active)), key=lambda k: solution[k])
-        if solution[lowest] >= 0:
-            break
-        del active[lowest]
-    coefficients = [0.0] * num_columns
-    for j, value in zip(active, solution, strict=False):
-        coefficients[j] = value / scales[j]
-    return coefficients
-
-
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a small symmetric positive system by Gaussian elimination with row exchanges."""
-    n = len(right)
-    rows = [[*matrix[i], right[i]] for i in range(n)]
-    for k in range(n):
-        pivot = max(range(k, n), key=lambda i: abs(rows[i][k]))
-        rows[k], rows[pivot] = rows[pivot], rows[k]
-        for i in range(k + 1, n):
-            factor = rows[i][k] / rows[k][k]
-            rows[i] = [x - factor * y for x, y in zip(rows[i], rows[k], strict=True)]
-    solution = [0.0] * n
-    for k in reversed(range(n)):
-        known = sum(rows[k][j] * solution[j] for j in range(k + 1, n))
-        solution[k] = (rows[k][n] - known) / rows[k][k]
-    return solution
+    """Coefficients, none negative. Columns are scaled to a maximum of 1, and a slight ridge decides between equals."""
+    columns = range(NUM_FEATURES)
+    scales = [max((row[j] for row in rows), default=0) for j in columns]
+    scaled = [[row[j] / scales[j] if scales[j] else 0.0 for j in columns] for row in rows]
+    products = [[sum(x[i] * x[j] for x in scaled) for j in columns] for i in columns]
+    targets = [sum(x[i] * y for x, y in zip(scaled, times, strict=True)) for i in columns]
+    for j in columns:
+        products[j][j] += RIDGE * len(rows) if scales[j] else 0.0
+    solution = solve_nonnegative(products, targets)
+    return [value / scale if scale else 0.0 for value, scale in zip(solution, scales, strict=True)]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from everystop.core.events import WaitReason
 from everystop.core.request import Request
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 
 AGEING_NS = 10_000_000_000
 
@@ -29,13 +30,14 @@ class SlotUse(Enum):
 
 @dataclass(slots=True)
 class View:
-    """What a policy may see: the time and counts, as of this step."""
+    """What a policy may see: the time and counts, as of this step, and what is known of step times."""
 
     now_ns: int = 0
     max_num_seqs: int = 0
     num_running: int = 0
     num_waiting: int = 0
     num_held: int = 0
+    step_times: StepTimeModel = UNKNOWN_STEP_TIMES
 
 
 class Policy:
