@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = simulate.trace_options(arguments)
     scheduler = simulate.scheduler_settings(config, arguments.num_blocks)
     cost = calibrate.cost_path(arguments.cost)
-    setup = make_setup(scheduler, cost=cost, num_replicas=1, router=arguments.router)
+    setup = make_setup(scheduler, cost=cost, num_replicas=max(question.replicas), router=arguments.router)
     workload = Workload(list(read_trace(arguments.trace, options)))
     with Workers(num_jobs(arguments)) as workers, progress_bar(show=sys.stderr.isatty()) as progress:
         plan = make_plan(question, workload, setup, workers, progress)

@@ -23,6 +23,7 @@ SETTINGS = {
         "max_num_seqs",
         "max_num_batched_tokens",
         "max_num_prefill_tokens",
+        "target_itl_ms",
         "max_model_len",
     ),
     "KV cache": ("block_size", "enable_prefix_caching"),

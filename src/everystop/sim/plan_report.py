@@ -9,6 +9,7 @@ from typing import Any
 from everystop.sim.planner import SECONDS_PER_HOUR, TOKENS_PER_PRICE, TOLERANCE, Carried, Plan
 from everystop.sim.probe import WARM_UP_SHARE, Point
 from everystop.sim.report import several
+from everystop.sim.tally import NS_PER_MS
 
 MISSES = {"ttft": "TTFT", "itl": "ITL", "overload": "queue"}
 
@@ -79,18 +80,23 @@ def _carried_figures(plan: Plan, carried: Carried) -> dict[str, Any]:
 
 def recommended(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
     """The fewest replicas, their router, and the settings of each server by their names in the configuration."""
-    limits = plan.tuned.limits
-    serve = {
-        **given,
-        "max_num_seqs": limits.max_num_seqs,
-        "max_num_batched_tokens": limits.max_num_batched_tokens,
-    }
+    searched = _searched(asdict(plan.tuned.limits))
+    serve = {**given, **searched}
     return {
+        "searched": searched,
         "replicas": plan.tuned.num_replicas,
-        "router": plan.tuned.router,
+        "router": plan.setup.router,
         "serve": serve,
         "command": serve_command(serve),
     }
+
+
+def _searched(limits: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are searched, as the configuration has them."""
+    settings = {name: limits[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
+    if limits["target_itl_ns"] is not None:
+        settings["target_itl_ms"] = limits["target_itl_ns"] / NS_PER_MS
+    return settings
 
 
 def serve_command(serve: Mapping[str, Any]) -> str:
@@ -200,11 +206,11 @@ def _cost_sentence(figures: Mapping[str, Any], point: Mapping[str, Any]) -> list
 
 def _flags_sentence(figures: Mapping[str, Any]) -> list[str]:
     """Which flags were changed, and what those given would do."""
-    limits, serve, given = figures["setup"]["limits"], figures["recommended"]["serve"], figures["as_given"]
-    changed = [name for name in ("max_num_seqs", "max_num_batched_tokens") if serve[name] != limits[name]]
+    before, given = _searched(figures["setup"]["limits"]), figures["as_given"]
+    changed = {name: num for name, num in figures["recommended"]["searched"].items() if num != before.get(name)}
     if not changed:
         return []
-    flags = " ".join(f"--{name.replace('_', '-')} {serve[name]}" for name in changed)
+    flags = " ".join(f"--{name.replace('_', '-')} {num:g}" for name, num in changed.items())
     if given is None:
         return [f"This is with {flags}; with the flags as given the queue grows without bound."]
     outcome = f"{several(given['num_replicas'], 'replica')}, {_durations(given, figures['target'])}"

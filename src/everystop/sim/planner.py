@@ -9,23 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import compress, takewhile
 from typing import Any, TypeVar
 
 from everystop.core.errors import ConfigError
+from everystop.core.scheduler import Limits
 from everystop.sim.parallel import Workers
 from everystop.sim.probe import LEAST_REQUESTS, Point, Target, Workload, measure, saturation
 from everystop.sim.simulator import Setup
+from everystop.sim.tally import NS_PER_MS
 
 NUM_RATES = 8
 NEARLY_IDLE = 0.01
 TOLERANCE = 1.05
 WORTH_IT = 0.95
 MOST_BATCHED_TOKENS, MOST_SEQS = 8192, 1024
+TARGET_SHARES, LEAST_TARGET_MS = (0.5, 0.8), 0.1
 SECONDS_PER_HOUR, TOKENS_PER_PRICE = 3600, 10**6
 
 Progress = Callable[[str, int, int], None]  # what is being found, how many more of it are, and how many there are
 T = TypeVar("T")
+_Key = tuple[Limits, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,12 +192,12 @@ class _Planner:
         self._replicas = sorted(set(scout.question.replicas))
         wanted = scout.question.rate if scout.question.rate is not None else short(scout.workload.rate)
         self.plan = Plan(scout.question, scout.workload, setup, setup, wanted, [])
-        self._cliffs: dict[Setup, float] = {}
+        self._cliffs: dict[_Key, float] = {}
 
     def run(self) -> Plan:
-        plan, setups = self.plan, [replace(self.plan.setup, num_replicas=num) for num in self._replicas]
+        plan, setups = self.plan, [with_replicas(self.plan.setup, num) for num in self._replicas]
         self._find_cliffs(setups)
-        cliffs = [self._cliffs[setup] for setup in setups]
+        cliffs = [self._cliffs[_key(setup)] for setup in setups]
         given = self._scout.question.rates
         plan.rates = sorted({*(default_rates(cliffs, plan.rate) if given is None else given), plan.rate})
         self._fill_grid(setups)
@@ -207,16 +211,17 @@ class _Planner:
         return self._workers.run(function, calls, lambda num: self._progress(what, num, len(calls)))
 
     def _find_cliffs(self, setups: Sequence[Setup]) -> None:
-        unknown = [(setup,) for setup in setups if setup not in self._cliffs]
+        unknown = [(setup,) for setup in setups if _key(setup) not in self._cliffs]
         found = self._run("the most that can be served", self._scout.cliff, unknown)
-        self._cliffs |= {setup: cliff for (setup,), cliff in zip(unknown, found, strict=True)}
+        self._cliffs |= {_key(setup): cliff for (setup,), cliff in zip(unknown, found, strict=True)}
 
     def _fill_grid(self, setups: Sequence[Setup]) -> None:
         """Points from the cliff on are not simulated."""
         pairs = [(setup, rate) for setup in setups for rate in self.plan.rates]
-        below = [pair for pair in pairs if pair[1] < self._cliffs[pair[0]]]
-        measured = dict(zip(below, self._run("the grid", self._scout.point, below), strict=True))
-        self.plan.points = [measured.get(pair) or _beyond(*pair, self._cliffs[pair[0]]) for pair in pairs]
+        is_below = [rate < self._cliffs[_key(setup)] for setup, rate in pairs]
+        measured = iter(self._run("the grid", self._scout.point, list(compress(pairs, is_below))))
+        for (setup, rate), is_stable in zip(pairs, is_below, strict=True):
+            self.plan.points.append(next(measured) if is_stable else _beyond(setup, rate, self._cliffs[_key(setup)]))
 
     def _choose(self) -> None:
         """The fewest replicas for the wanted rate, as the flags are, and then with others."""
@@ -227,18 +232,18 @@ class _Planner:
         if self._scout.question.is_searching:
             self._search()
         if plan.best is not None:
-            plan.tuned = replace(plan.tuned, num_replicas=plan.best.num_replicas)
-            plan.cliff = self._cliffs[plan.tuned]
+            plan.tuned = with_replicas(plan.tuned, plan.best.num_replicas)
+            plan.cliff = self._cliffs[_key(plan.tuned)]
 
     def _search(self) -> None:
         """Other flags: first where the flags as given lead, then with fewer and fewer replicas, as long as it helps."""
         plan = self.plan
         start = plan.best.num_replicas if plan.best is not None else self._replicas[-1]
-        setup, best = self._tune(replace(plan.setup, num_replicas=start), plan.best)
+        setup, best = self._tune(with_replicas(plan.setup, start), plan.best)
         for num in reversed([num for num in self._replicas if num < start]):
             if best is None or best.missed:
                 break
-            fewer_setup, fewer = self._tune(replace(setup, num_replicas=num), None)
+            fewer_setup, fewer = self._tune(with_replicas(setup, num), None)
             if fewer is None or fewer.missed:
                 break
             setup, best = fewer_setup, fewer
@@ -250,7 +255,7 @@ class _Planner:
         """
         if best is None:
             setup, best = self._best_of([setup], setup, None)
-        for alternatives in (_token_budgets, _slots):
+        for alternatives in (_token_budgets, _slots, self._time_budgets):
             setup, best = self._best_of(list(alternatives(setup)), setup, best)
         return setup, best
 
@@ -265,12 +270,32 @@ class _Planner:
             if self._scout.strain(point) >= enough:
                 break
             self._find_cliffs([other])
-            if self._cliffs[other] > self.plan.rate:
+            if self._cliffs[_key(other)] > self.plan.rate:
                 return other, point
         return setup, best
 
+    def _time_budgets(self, setup: Setup) -> Iterator[Setup]:
+        """Steps planned by time below the target of ITL, with the token budget as it is and with a wide one."""
+        limits, target_ns = setup.limits, self._scout.question.target.itl_p95_ms * NS_PER_MS
+        for share in TARGET_SHARES:
+            for num in (limits.max_num_batched_tokens, 4 * limits.max_num_batched_tokens):
+                if num <= MOST_BATCHED_TOKENS and target_ns * share >= LEAST_TARGET_MS * NS_PER_MS:
+                    changed = replace(limits, max_num_batched_tokens=num, target_itl_ns=round(target_ns * share))
+                    yield replace(setup, limits=changed)
+
     def _replicas_of(self, setup: Setup) -> str:
         return f"{setup.num_replicas} replica{'' if setup.num_replicas == 1 else 's'}"
+
+
+def with_replicas(setup: Setup, num_replicas: int) -> Setup:
+    """The same for so many replicas; where there is one, a router has no choice."""
+    router = setup.router if num_replicas > 1 else "round-robin"
+    return replace(setup, num_replicas=num_replicas, router=router)
+
+
+def _key(setup: Setup) -> _Key:
+    """What tells the set-ups of one plan apart."""
+    return setup.limits, setup.num_replicas
 
 
 def _beyond(setup: Setup, rate: float, cliff: float) -> Point:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from everystop.core.errors import ConfigError
-from everystop.core.events import ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
+from everystop.core.events import Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
 from everystop.sim.simulator import Setup, Simulation
 from everystop.sim.tally import NS_PER_MS, NS_PER_S, Histogram
 from everystop.sim.traces import TraceRequest
@@ -137,7 +137,8 @@ class Window:
         self.first_id = int(len(trace) * WARM_UP_SHARE)
         self.start_ns, self.end_ns = trace[self.first_id].arrival_ns, trace[-1].arrival_ns
         self.ttft, self.itl = Histogram(), Histogram()
-        self.busy_ns = self.num_tokens = self.num_refused = self.num_preemptions = self.num_waiting = self.num_late = 0
+        self.busy_ns = self.num_tokens = self.num_refused = self.num_preemptions = self.num_late = 0
+        self._num_arrived = self._num_started = 0
         self._arrival_ns = [request.arrival_ns for request in trace]
         self._last_ns: dict[int, int] = {}
         slots = setup.limits.max_num_seqs * setup.num_replicas
@@ -154,20 +155,25 @@ class Window:
                 self._step(event)
             elif isinstance(event, FinishEvent):
                 ended.append(event.request_id)
-            elif isinstance(event, ArrivalEvent):
-                self.num_waiting += 1
-                if self.num_waiting > self.most_waiting:
-                    raise _GivenUp
             elif isinstance(event, PreemptEvent):
                 self.num_preemptions += event.request_id >= self.first_id
             elif isinstance(event, RefuseEvent):
                 self.num_refused += 1
         for request_id in ended:
-            self.num_waiting -= self._last_ns.pop(request_id, None) is None
+            self._num_started += self._last_ns.pop(request_id, None) is None
         return len(ended)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have arrived, wherever they are, and have no token yet."""
+        return self._num_arrived - self._num_started - self.num_refused
 
     def _step(self, event: StepEvent) -> None:
         now_ns = event.now_ns
+        while self._num_arrived < len(self._arrival_ns) and self._arrival_ns[self._num_arrived] <= now_ns:
+            self._num_arrived += 1
+        if self.num_waiting > self.most_waiting:
+            raise _GivenUp
         self.busy_ns += max(0, min(now_ns, self.end_ns) - max(now_ns - event.execute_ns, self.start_ns))
         is_inside = self.start_ns < now_ns <= self.end_ns
         gaps: dict[int, int] = {}
@@ -185,7 +191,7 @@ class Window:
                 self.itl.add(now_ns - last_ns, num)
 
     def _first_token(self, request_id: int, now_ns: int) -> None:
-        self.num_waiting -= 1
+        self._num_started += 1
         if request_id >= self.first_id:
             ttft_ns = now_ns - self._arrival_ns[request_id]
             self.ttft.add(ttft_ns)

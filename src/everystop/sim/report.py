@@ -42,8 +42,13 @@ def make_setup(scheduler: dict[str, Any], *, cost: Path, num_replicas: int, rout
     """What is simulated, from the settings and the file that `run_trace` takes; raises CostError and ConfigError."""
     num_slots = scheduler["num_blocks"] * scheduler["block_size"]
     limits = {name: scheduler[name] for name in LIMIT_NAMES}
+    target_ms = scheduler["target_itl_ms"]
     return Setup(
-        limits=Limits(**limits, max_model_len=scheduler["max_model_len"] or num_slots),
+        limits=Limits(
+            **limits,
+            max_model_len=scheduler["max_model_len"] or num_slots,
+            target_itl_ns=None if target_ms is None else round(target_ms * NS_PER_MS),
+        ),
         num_blocks=scheduler["num_blocks"],
         block_size=scheduler["block_size"],
         enable_prefix_caching=scheduler["enable_prefix_caching"],

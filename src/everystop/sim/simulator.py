@@ -96,7 +96,7 @@ class Replica:
             enable_prefix_caching=setup.enable_prefix_caching,
         )
         policy = make_policy(setup.policy, batch_wait_ns=setup.batch_wait_ns, ageing_ns=setup.ageing_ns)
-        self._scheduler = Scheduler(setup.limits, self._kv, policy)
+        self._scheduler = Scheduler(setup.limits, self._kv, policy, setup.cost)
         self._loop = StepLoop(self._scheduler, self.runner, lambda: self.clock.now_ns)
         self._witness = witness
         self._check = setup.check
