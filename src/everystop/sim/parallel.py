@@ -8,13 +8,18 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
 from typing import Any, TypeVar
 
-from everystop.core.errors import ConfigError
+from everystop.core.errors import ConfigError, EverystopError
 
 T = TypeVar("T")
 Progress = Callable[[int], None]  # how many calls have ended
+
+
+class WorkerLost(EverystopError):
+    """A process that simulated was ended from outside."""
 
 
 class Workers:
@@ -43,7 +48,9 @@ class Workers:
             self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def run(self, function: Callable[..., T], calls: Sequence[tuple[Any, ...]], progress: Progress) -> list[T]:
-        """The function's result for each tuple of arguments; `progress` hears of each that has ended."""
+        """The result of the function for each tuple of arguments; `progress` hears of each that ended. Raises WorkerLost,
+        and what the function raises.
+        """
         if self._pool is None:
             results = []
             for arguments in calls:
@@ -51,9 +58,12 @@ class Workers:
                 progress(1)
             return results
         futures = [self._pool.submit(function, *arguments) for arguments in calls]
-        for future in as_completed(futures):
-            future.result()
-            progress(1)
+        try:
+            for future in as_completed(futures):
+                future.result()
+                progress(1)
+        except BrokenProcessPool:
+            raise WorkerLost("a worker process was killed, perhaps for want of memory; lower --jobs") from None
         return [future.result() for future in futures]
 
 
