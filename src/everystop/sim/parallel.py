@@ -48,8 +48,9 @@ class Workers:
             self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def run(self, function: Callable[..., T], calls: Sequence[tuple[Any, ...]], progress: Progress) -> list[T]:
-        """The result of the function for each tuple of arguments; `progress` hears of each that ended. Raises WorkerLost,
-        and what the function raises.
+        """The function's result for each tuple of arguments; `progress` hears of each that has ended.
+
+        Raises WorkerLost, and what the function raises.
         """
         if self._pool is None:
             results = []

@@ -20,7 +20,7 @@ from everystop.sim.plan_report import in_time, source
 DPI = 110
 WIDTH, BOTTOM, ROW, LINE = 13.0, 1.4, 0.5, 0.235  # inches: the figure, the margin below, a row, a line of words
 BAR, CHARACTER = 0.98, 0.082  # inches: colour bar with its labels, a character in a cell
-CHARS_A_LINE = 150
+ANSWER_CHARS, BASIS_CHARS = 146, 172  # that fit on a line
 COLOURS = "cividis"  # even in lightness, and the same to every kind of colour vision
 
 
@@ -77,7 +77,7 @@ class _Drawing:
 
     def draw(self) -> Any:
         """The whole figure, not yet written."""
-        answer = [part for line in self._figures["answer"]["sentences"] for part in textwrap.wrap(line, 122)]
+        answer = [part for line in self._figures["answer"]["sentences"] for part in textwrap.wrap(line, ANSWER_CHARS)]
         top = 0.6 + LINE * len(answer)
         height = top + BOTTOM + ROW * min(max(len(self._rows), 4), 24)
         figure = self._pieces["figure"].Figure(figsize=(WIDTH, height), facecolor=self._theme.page)
@@ -223,7 +223,7 @@ class _Drawing:
             f"{trace['file']}, {method['requests_per_replica']:,} requests a replica and point. "
             f"Step times: {source(self._figures)}."
         )
-        text = textwrap.fill(textwrap.shorten(basis, 2 * CHARS_A_LINE, placeholder=" …"), CHARS_A_LINE)
+        text = textwrap.fill(textwrap.shorten(basis, 2 * BASIS_CHARS, placeholder=" …"), BASIS_CHARS)
         figure.text(0.012, 0.1 / height, text, color=self._theme.ink, fontsize=9.5, va="bottom", linespacing=1.3)
 
     def _legend(self, figure: Any, height: float) -> None:
@@ -244,7 +244,9 @@ class _Drawing:
             line([], [], color="#E69F00", lw=1.6, ls=(0, (2, 2)), label="wanted rate"),
         ]
         if self._figures["answer"]["is_met"]:
-            handles.append(line([], [], label="fewest replicas that carry it", **star))
+            given, best = self._figures["as_given"], self._figures["answer"]["best"]
+            flags = "" if given == {name: best[name] for name in given or ()} else ", with the flags above"
+            handles.append(line([], [], label=f"fewest replicas that carry it{flags}", **star))
         figure.legend(
             handles=handles,
             loc="lower left",
