@@ -54,8 +54,9 @@ def add_question(group: Any) -> None:
         "--requests",
         metavar="N",
         type=int,
-        default=500,
-        help="requests to simulate for each replica at each point; the first fifth is not counted (default: 500)",
+        default=250,
+        help="requests in each simulation for each replica of the largest number; the first fifth is not counted "
+        "(default: 250)",
     )
     add("--price", metavar="P", type=float, help="what one replica costs an hour")
     add("--currency", default=None, help="of --price (default: EUR)")

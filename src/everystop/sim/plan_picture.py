@@ -220,7 +220,7 @@ class _Drawing:
         basis = (
             f"Simulated, flags as given: policy {setup['policy']}, router {setup['router']}, max-num-seqs "
             f"{setup['limits']['max_num_seqs']}, max-num-batched-tokens {setup['limits']['max_num_batched_tokens']}; "
-            f"{trace['file']}, {method['requests_per_replica']:,} requests a replica and point. "
+            f"{trace['file']}, {method['num_requests']:,} requests in each simulation. "
             f"Step times: {source(self._figures)}."
         )
         text = textwrap.fill(textwrap.shorten(basis, 2 * BASIS_CHARS, placeholder=" …"), BASIS_CHARS)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from everystop.sim.planner import SECONDS_PER_HOUR, TOKENS_PER_PRICE, TOLERANCE, Carried, Plan
+from everystop.sim.planner import SECONDS_PER_HOUR, TOKENS_PER_PRICE, TOLERANCE, Carried, Plan, Scout
 from everystop.sim.probe import WARM_UP_SHARE, Point
 from everystop.sim.report import several
 from everystop.sim.tally import NS_PER_MS
@@ -26,7 +26,7 @@ def plan_figures(plan: Plan, *, trace: Mapping[str, Any], given: Mapping[str, An
         "price": None if question.price is None else asdict(question.price),
         "trace": {**trace, "num_requests": plan.workload.num_requests, "rate": round(plan.workload.rate, 6)},
         "method": {
-            "requests_per_replica": question.num_requests,
+            "num_requests": Scout(question, plan.workload).num_requests,
             "warm_up_share": WARM_UP_SHARE,
             "rate_tolerance": round(TOLERANCE - 1, 6),
         },
@@ -227,7 +227,7 @@ def describe_plan(figures: Mapping[str, Any]) -> str:
         "",
         f"{trace['file']}: {trace['num_requests']:,} requests, {trace['rate']:.4g} requests/s; "
         f"policy {setup['policy']}, router {setup['router']}; step times: {source(figures)}",
-        f"{method['requests_per_replica']:,} requests a replica and point, the first {method['warm_up_share']:.0%} not "
+        f"{method['num_requests']:,} requests in each simulation, the first {method['warm_up_share']:.0%} not "
         f"counted; highest rates within {method['rate_tolerance']:.0%}",
         *_warnings(figures),
     ]

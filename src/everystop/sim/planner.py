@@ -49,14 +49,14 @@ class Question:
     """What is asked: the `rate` wanted (None: the trace's own), over which grid, within which targets.
 
     `rates` None means so many that the cliff of every number of replicas lies among them. A point simulates
-    `num_requests` for each replica.
+    `num_requests` for each replica of the largest number.
     """
 
     target: Target
     replicas: Sequence[int]
     rate: float | None = None
     rates: Sequence[float] | None = None
-    num_requests: int = 500
+    num_requests: int = 250
     price: Price | None = None
     is_searching: bool = True
 
@@ -126,7 +126,7 @@ class Scout:
 
     def cliff(self, setup: Setup) -> float:
         """The rate from which on the queue grows without bound."""
-        return saturation(setup, self.workload, self._num_requests(setup))
+        return saturation(setup, self.workload, self.num_requests)
 
     def point(self, setup: Setup, rate: float, is_hasty: bool = False) -> Point:
         """What this rate comes to."""
@@ -134,7 +134,7 @@ class Scout:
             setup,
             self.workload,
             rate=rate,
-            num_requests=self._num_requests(setup),
+            num_requests=self.num_requests,
             target=self.question.target,
             is_hasty=is_hasty,
         )
@@ -178,8 +178,10 @@ class Scout:
         target = self.question.target
         return max(point.ttft_ms["p95"] / target.ttft_p95_ms, point.itl_ms["p95"] / target.itl_p95_ms)
 
-    def _num_requests(self, setup: Setup) -> int:
-        return self.workload.whole_laps(self.question.num_requests * setup.num_replicas)
+    @property
+    def num_requests(self) -> int:
+        """Requests in every simulation: always the same ones, so that numbers of replicas can be compared."""
+        return self.workload.whole_laps(self.question.num_requests * max(self.question.replicas))
 
 
 class _Planner:
