@@ -63,8 +63,9 @@ ALLOWED = {
         "everystop.model",
         "everystop.observe.recorder",
         "everystop.runner",
-        "everystop.tenants",
+        "everystop.scheduling",
     },
+    "everystop.scheduling": {"everystop.config", "everystop.core", TENANTS},
     "everystop.engine.llm": {*STARTERS, "everystop.engine"},
     "everystop.server.app": {"everystop.config", "everystop.server", ERRORS},
     "everystop.server.batch": {"everystop.config", "everystop.engine", "everystop.server", ERRORS},
@@ -96,6 +97,7 @@ ALLOWED = {
         "everystop.observe",
         "everystop.sim",
         "everystop.config",
+        "everystop.scheduling",
         ERRORS,
     },
 }

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from everystop.assembly import policy_settings
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.core.policy import Share
+from everystop.scheduling import policy_settings
 from everystop.tenants import Tenant, Tenants, read_tenants
 
 FILE = """

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import Share, make_policy
+from everystop.core.policy import make_policy
 from everystop.core.recording import RecordingScheduler
-from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.engine import Engine, TextDecoder
 from everystop.machine import allowed_memory_bytes, default_num_threads
@@ -20,10 +19,7 @@ from everystop.model.spec import DecoderSpec
 from everystop.model.weights import LoadedModel
 from everystop.observe.recorder import Recorder
 from everystop.runner.calibration import Room, measure_step_times
-from everystop.tenants import read_tenants
-
-NS_PER_MS = 1_000_000
-NS_PER_S = 1_000_000_000
+from everystop.scheduling import policy_settings, scheduler_limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +95,7 @@ def build_scheduler(
         block_size=capacity.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
     )
-    limits = Limits(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_prefill_tokens=config.max_num_prefill_tokens,
-        max_model_len=capacity.max_model_len,
-        target_itl_ns=None if config.target_itl_ms is None else round(config.target_itl_ms * NS_PER_MS),
-    )
+    limits = scheduler_limits(config, capacity.max_model_len)
     policy = make_policy(config.policy, **policy_settings(config))
     if recorder is None:
         return Scheduler(limits, kv, policy, step_times)
@@ -115,16 +105,6 @@ def build_scheduler(
 def plans_by_time(config: Config) -> bool:
     """Steps have a target on their time, so step times must be known."""
     return config.target_itl_ms is not None
-
-
-def policy_settings(config: Config) -> dict[str, Any]:
-    """What `make_policy` takes beside the name; raises ConfigError for a file of tenants that cannot be used."""
-    tenants = read_tenants(config.tenants).by_name
-    return {
-        "batch_wait_ns": config.batch_wait_ms * NS_PER_MS,
-        "ageing_ns": round(config.ageing * NS_PER_S),
-        "shares": {name: Share(tenant.weight, tenant.max_running) for name, tenant in tenants.items()},
-    }
 
 
 def open_recorder(config: Config) -> Recorder | None:

@@ -14,27 +14,28 @@ import pytest
 from everystop.core.errors import ConfigError
 from everystop.core.events import ArrivalEvent, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import make_policy
+from everystop.core.policy import POLICIES, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import SimulatedRunner
 from everystop.sim.clock import Clock
 from everystop.sim.cost import CostModel
-from everystop.sim.routing import AFFINITY_SLACK, ROUTERS, make_router
+from everystop.sim.routing import AFFINITY_SLACK, ROUTERS, RoundRobin, least_loaded, prefix_affinity
 from everystop.sim.simulator import Setup, Simulation
-from everystop.sim.tally import Histogram
+from everystop.sim.tally import Histogram, Slo
 from everystop.sim.traces import TraceRequest
 
 MS = 10**6
-POLICIES = ("continuous", "static", "static-padded")
 STEADY = CostModel(step_ns=MS)
 LINE = CostModel(step_ns=MS, token_ns=20_000, decode_context_ns=50, prefill_pair_ns=10, row_ns=5_000, host_ns=1_000)
 
 
 def make_setup(**changes: Any) -> Setup:
-    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 4096}
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 4096, "target_itl_ns": None}
     limits |= {name: changes.pop(name) for name in tuple(changes) if name in limits}
+    if "batch_wait_ns" in changes:
+        changes["policy_settings"] = {"batch_wait_ns": changes.pop("batch_wait_ns")}
     defaults: dict[str, Any] = {"num_blocks": 200, "block_size": 16, "cost": STEADY, "check": True}
     return Setup(limits=Limits(**limits), **(defaults | changes))
 
@@ -105,7 +106,7 @@ def reference_run(trace: list[TraceRequest], setup: Setup) -> dict[str, list[int
         block_size=setup.block_size,
         enable_prefix_caching=setup.enable_prefix_caching,
     )
-    scheduler = Scheduler(setup.limits, kv, make_policy(setup.policy, batch_wait_ns=setup.batch_wait_ns))
+    scheduler = Scheduler(setup.limits, kv, make_policy(setup.policy, **setup.policy_settings), setup.cost)
     loop = StepLoop(scheduler, SimulatedRunner(setup.cost.plan_ns, clock.advance), lambda: clock.now_ns)
     arrived, tokens, ended = {}, {i: [] for i in range(len(trace))}, {}
     waiting = list(enumerate(trace))
@@ -114,7 +115,15 @@ def reference_run(trace: list[TraceRequest], setup: Setup) -> dict[str, list[int
             i, one = waiting.pop(0)
             params = SamplingParams(max_tokens=one.num_output_tokens)
             keys = one.block_keys(setup.block_size)
-            request = Request(i, [i] * one.num_prompt_tokens, params, cache_salt=str(i), block_keys=keys)
+            request = Request(
+                i,
+                [i] * one.num_prompt_tokens,
+                params,
+                arrival_ns=one.arrival_ns,
+                tenant=one.tenant,
+                cache_salt=str(i),
+                block_keys=keys,
+            )
             scheduler.add(request, one.arrival_ns)
         turn = loop.turn()
         for event in turn.events:
@@ -153,6 +162,16 @@ def test_figures_are_those_of_the_plainest_loop(policy: str, num_blocks: int) ->
         assert results[name] == histogram.in_ms(), name
 
 
+def test_figures_are_those_of_the_plainest_loop_where_steps_are_planned_by_time() -> None:
+    """A step of 64 tokens takes over 2 ms, so a target of 1.6 ms cuts prompts into smaller chunks."""
+    setup, trace = make_setup(cost=LINE, target_itl_ns=1_600_000), list(random_trace(150, gap_ms=20.0))
+    results = Simulation(setup).run(trace)
+    for name, durations in reference_run(trace, setup).items():
+        assert results[name]["max"] == round(max(durations) / MS, 3), name
+    free = run(trace, cost=LINE)
+    assert results["itl_ms"]["max"] < 1.7 < 2.2 < free["itl_ms"]["max"]
+
+
 def test_tenants_add_up_to_everyone() -> None:
     results = run(random_trace(80))
     tenants = results["tenants"]
@@ -160,6 +179,38 @@ def test_tenants_add_up_to_everyone() -> None:
     for name in ("num_requests", "num_finished", "num_prompt_tokens", "num_output_tokens"):
         assert sum(tenant[name] for tenant in tenants.values()) == results[name]
     assert max(tenant["e2e_ms"]["max"] for tenant in tenants.values()) == results["e2e_ms"]["max"]
+
+
+def test_tenants_have_gaps_of_their_own() -> None:
+    """Ann's two tokens come at 1 and 2 ms; Bob boards at 2 ms and has his at 3, 4 and 5 ms."""
+    results = run([traced(0, 4, 2, tenant="ann"), traced(1.5, 4, 3, tenant="bob")], cost=STEADY)
+    assert results["tenants"]["ann"]["itl_ms"]["max"] == 1.0
+    stalled = [traced(0, 4, 30, tenant="ann"), traced(5.5, 60, 30, tenant="bob")]
+    tenants = run(stalled, cost=LINE)["tenants"]
+    assert tenants["ann"]["itl_ms"]["max"] > 1.5 * tenants["bob"]["itl_ms"]["max"], (
+        "bob's prompt fell into ann's answer"
+    )
+
+
+@pytest.mark.parametrize(
+    ("slo", "num_good"),
+    [
+        (Slo(ttft_ns=MS), 2),
+        (Slo(ttft_ns=MS - 1), 0),
+        (Slo(ttft_ns=7 * MS // 4), 3),
+        (Slo(itl_ns=MS), 3),
+        (Slo(itl_ns=MS - 1), 1),
+        (Slo(ttft_ns=MS, itl_ns=MS - 1), 1),
+    ],
+)
+def test_goodput_counts_requests_that_meet_every_demand(slo: Slo, num_good: int) -> None:
+    """First tokens after 1, 1.75 and 1 ms; gaps of 1 ms, but for the last, which has one token. One is refused."""
+    trace = [traced(0, 4, 3), traced(0.25, 4, 3), traced(9, 4, 1), traced(9, 5_000, 1)]
+    results = run(trace, slo=slo)
+    seconds = results["duration_s"]
+    assert results["goodput"] == {"share": num_good / 4, "requests_per_s": round(num_good / seconds, 3)}
+    assert results["tenants"][""]["good_share"] == pytest.approx(num_good / 3, abs=1e-6)
+    assert run(trace)["goodput"] is None
 
 
 def test_prefix_ids_hit_the_cache_and_other_prompts_do_not() -> None:
@@ -221,22 +272,21 @@ class Place:
 
 
 def test_round_robin_takes_each_in_turn() -> None:
-    router = make_router("round-robin")
-    assert [router([Place(9), Place(0), Place(5)], [], 0) for _ in range(5)] == [0, 1, 2, 0, 1]
+    choose = RoundRobin()
+    assert [choose([Place(9), Place(0), Place(5)], [], 0) for _ in range(5)] == [0, 1, 2, 0, 1]
 
 
 def test_least_loaded_takes_the_first_of_the_emptiest() -> None:
-    assert make_router("least-loaded")([Place(3), Place(1), Place(1)], [], 0) == 1
+    assert least_loaded([Place(3), Place(1), Place(1)], [], 0) == 1
 
 
 def test_prefix_affinity_gives_way_to_load() -> None:
-    router = make_router("prefix-affinity")
     keys = [b"a", b"b"]
     near, far = Place(AFFINITY_SLACK, (b"a",)), Place(AFFINITY_SLACK + 1, (b"a", b"b"))
-    assert router([Place(0), near, Place(0)], keys, 0) == 1
-    assert router([Place(0), far, Place(0)], keys, 0) == 0
-    assert router([far, Place(2), Place(1)], keys, 0) == 0, "the least loaded has one request by now"
-    assert router([Place(2), Place(1), Place(1)], [], 0) == 1
+    assert prefix_affinity([Place(0), near, Place(0)], keys, 0) == 1
+    assert prefix_affinity([Place(0), far, Place(0)], keys, 0) == 0
+    assert prefix_affinity([far, Place(2), Place(1)], keys, 0) == 0, "the least loaded has one request by now"
+    assert prefix_affinity([Place(2), Place(1), Place(1)], [], 0) == 1
 
 
 def test_router_sees_requests_that_have_not_ended_by_then() -> None:
@@ -259,6 +309,8 @@ def test_unknown_router_and_no_replica_are_refused() -> None:
         run([], router="random")
     with pytest.raises(ConfigError, match="--replicas is 0"):
         run([], num_replicas=0)
+    with pytest.raises(ConfigError, match="--router least-loaded has no choice with one replica"):
+        run([], router="least-loaded")
 
 
 def test_empty_trace_has_zeros() -> None:

@@ -66,18 +66,22 @@ def add_question(group: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plan, print the answer, and write what --out asks for."""
     config = settings.make_config(arguments)
+    from everystop.sim.cost import CostModel
     from everystop.sim.parallel import Workers
     from everystop.sim.plan_report import describe_plan, plan_figures
     from everystop.sim.planner import make_plan
     from everystop.sim.probe import Workload
-    from everystop.sim.report import make_setup
     from everystop.sim.traces import read_trace
 
     question = make_question(arguments)
     options = simulate.trace_options(arguments)
-    scheduler = simulate.scheduler_settings(config, arguments.num_blocks)
-    cost = calibrate.cost_path(arguments.cost)
-    setup = make_setup(scheduler, cost=cost, num_replicas=max(question.replicas), router=arguments.router)
+    setup = simulate.make_setup(
+        config,
+        CostModel.read(calibrate.cost_path(arguments.cost)),
+        num_blocks=arguments.num_blocks,
+        num_replicas=max(question.replicas),
+        router=arguments.router,
+    )
     workload = Workload(list(read_trace(arguments.trace, options)))
     with Workers(num_jobs(arguments)) as workers, progress_bar(show=sys.stderr.isatty()) as progress:
         plan = make_plan(question, workload, setup, workers, progress)

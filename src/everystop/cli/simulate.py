@@ -5,30 +5,25 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everystop.cli import calibrate, settings
-from everystop.config import Config
+from everystop.config import KV_CACHE, SCHEDULER, Config
 from everystop.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from everystop.sim.cost import CostModel
+    from everystop.sim.simulator import Setup
+    from everystop.sim.tally import Slo
     from everystop.sim.traces import TraceOptions
 
-SETTINGS = {
-    "scheduler": (
-        "policy",
-        "batch_wait_ms",
-        "ageing",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "max_num_prefill_tokens",
-        "target_itl_ms",
-        "max_model_len",
-    ),
-    "KV cache": ("block_size", "enable_prefix_caching"),
-}
+GROUPS = (SCHEDULER, KV_CACHE)
+FURTHER = ("max_model_len",)  # of the model, as far as the scheduler cares
+WITHOUT = ("record", "kv_cache_memory")  # of these groups, but of no meaning in virtual time
 NUM_CACHE_TOKENS = 524_288
+MAX_SLO_MS = 1_000_000_000
 
 
 def add_parser(commands: Any) -> None:
@@ -43,6 +38,7 @@ def add_parser(commands: Any) -> None:
     )
     add_trace_options(parser.add_argument_group("trace"))
     add_machine_options(parser)
+    add_slo_options(parser.add_argument_group("goodput"))
     parser.add_argument(
         "--replicas", metavar="N", type=int, default=1, help="equal servers behind a router (default: 1)"
     )
@@ -60,12 +56,10 @@ def add_machine_options(parser: Any) -> None:
         default=calibrate.MEASURED,
         help="step times that calibrate wrote; measured (the default) for those it keeps for this machine",
     )
-    add("--router", default="round-robin", help="round-robin (default), least-loaded or prefix-affinity")
-    for title, names in SETTINGS.items():
-        group = parser.add_argument_group(title)
-        for field in settings.flag_fields():
-            if field.name in names:
-                settings.add_option(group, field)
+    add("--router", default="round-robin", help="round-robin (default), least-loaded, prefix-affinity or fair")
+    groups = {title: parser.add_argument_group(title) for title in GROUPS}
+    for field in scheduler_fields():
+        settings.add_option(groups.get(field.metadata["group"], groups[SCHEDULER]), field)
     parser.add_argument(
         "--num-blocks",
         metavar="N",
@@ -84,20 +78,36 @@ def add_trace_options(group: Any) -> None:
     add("--limit", metavar="N", type=int, help="read only the first N requests")
 
 
+def add_slo_options(group: Any) -> None:
+    """What a request must have to count as good."""
+    add = group.add_argument
+    add("--slo-ttft-ms", metavar="MS", type=float, help="first token within that time of the arrival")
+    add("--slo-itl-ms", metavar="MS", type=float, help="each later token within that time of the one before")
+
+
+def scheduler_fields() -> Iterator[dataclasses.Field[Any]]:
+    """The settings of `serve` that a simulated server has as well."""
+    for field in settings.flag_fields():
+        if (field.metadata["group"] in GROUPS and field.name not in WITHOUT) or field.name in FURTHER:
+            yield field
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, and print the results."""
     config = settings.make_config(arguments)
+    from everystop.sim.cost import CostModel
     from everystop.sim.report import describe_run, run_trace
 
-    results = run_trace(
-        arguments.trace,
-        trace_options(arguments),
-        scheduler=scheduler_settings(config, arguments.num_blocks),
-        cost=calibrate.cost_path(arguments.cost),
+    setup = make_setup(
+        config,
+        CostModel.read(calibrate.cost_path(arguments.cost)),
+        num_blocks=arguments.num_blocks,
         num_replicas=arguments.replicas,
         router=arguments.router,
+        slo=make_slo(arguments),
         check=arguments.check,
     )
+    results = run_trace(arguments.trace, trace_options(arguments), setup)
     print(json.dumps(results) if arguments.json else describe_run(results))
     return 0
 
@@ -116,14 +126,43 @@ def trace_options(arguments: argparse.Namespace) -> TraceOptions:
     )
 
 
-def scheduler_settings(config: Config, num_blocks: int | None) -> dict[str, Any]:
-    """The settings that a simulated server has in common with a real one."""
-    given = dataclasses.asdict(config)
-    chosen = {name: given[name] for names in SETTINGS.values() for name in names}
-    return {**chosen, "num_blocks": NUM_CACHE_TOKENS // config.block_size if num_blocks is None else num_blocks}
+def make_slo(arguments: argparse.Namespace) -> Slo:
+    """The demands of `--slo-ttft-ms` and `--slo-itl-ms`; raises ConfigError for what is no time."""
+    from everystop.sim.tally import NS_PER_MS, Slo
+
+    limits: dict[str, int | None] = {}
+    for name in ("ttft", "itl"):
+        value = getattr(arguments, f"slo_{name}_ms")
+        if value is not None and not 0 < value < MAX_SLO_MS:
+            raise ConfigError(f"--slo-{name}-ms is {value:g}; it must be above 0 and below {MAX_SLO_MS:,}")
+        limits[f"{name}_ns"] = None if value is None else round(value * NS_PER_MS)
+    return Slo(**limits)
+
+
+def make_setup(config: Config, cost: CostModel, *, num_blocks: int | None = None, **others: Any) -> Setup:
+    """A simulated server set up as `serve` would be; `others` are further fields of `Setup`.
+
+    `num_blocks` None means as many as hold 524,288 tokens. Raises ConfigError.
+    """
+    from everystop.scheduling import policy_settings, scheduler_limits
+    from everystop.sim.simulator import Setup
+
+    if num_blocks is None:
+        num_blocks = NUM_CACHE_TOKENS // config.block_size
+    return Setup(
+        limits=scheduler_limits(config, config.max_model_len or num_blocks * config.block_size),
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        cost=cost,
+        enable_prefix_caching=config.enable_prefix_caching,
+        policy=config.policy,
+        policy_settings=policy_settings(config),
+        **others,
+    )
 
 
 def changed_settings(config: Config) -> dict[str, Any]:
-    """The settings among them that are not left at their defaults."""
-    given, usual = dataclasses.asdict(config), dataclasses.asdict(Config())
-    return {name: given[name] for names in SETTINGS.values() for name in names if given[name] != usual[name]}
+    """The settings that a simulated server shares with `serve` and that are not left at their defaults."""
+    usual = Config()
+    values = {field.name: getattr(config, field.name) for field in scheduler_fields()}
+    return {name: value for name, value in values.items() if value != getattr(usual, name)}

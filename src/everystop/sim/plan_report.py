@@ -30,7 +30,7 @@ def plan_figures(plan: Plan, *, trace: Mapping[str, Any], given: Mapping[str, An
             "warm_up_share": WARM_UP_SHARE,
             "rate_tolerance": round(TOLERANCE - 1, 6),
         },
-        "setup": asdict(plan.setup),
+        "setup": plan.setup.as_data(),
         "rates": plan.rates,
         "replicas": [_carried_figures(plan, carried) for carried in plan.carried],
         "points": [_point_figures(plan, point) for point in plan.points],

@@ -291,7 +291,7 @@ class _Planner:
 
 def with_replicas(setup: Setup, num_replicas: int) -> Setup:
     """The same for so many replicas; where there is one, a router has no choice."""
-    router = setup.router if num_replicas > 1 else "round-robin"
+    router = setup.router if num_replicas > 1 or setup.router == "fair" else "round-robin"
     return replace(setup, num_replicas=num_replicas, router=router)
 
 

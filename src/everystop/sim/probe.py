@@ -163,6 +163,9 @@ class Window:
             self._num_started += self._last_ns.pop(request_id, None) is None
         return len(ended)
 
+    def hold(self, request_id: int, arrival_ns: int) -> None:
+        """Arrivals are known from the trace."""
+
     @property
     def num_waiting(self) -> int:
         """Requests that have arrived, wherever they are, and have no token yet."""

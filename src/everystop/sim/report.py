@@ -6,61 +6,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from everystop.core.scheduler import Limits
 from everystop.sim.cost import CostModel, Fit, fit
 from everystop.sim.replay import ReplayReport, predict, timed_steps
 from everystop.sim.replay_report import replay_figures
 from everystop.sim.simulator import Setup, Simulation
-from everystop.sim.tally import NS_PER_MS, NS_PER_S
+from everystop.sim.tally import NS_PER_MS
 from everystop.sim.traces import TraceOptions, read_trace
 
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 NUM_TENANTS_SHOWN = 20
-LIMIT_NAMES = ("max_num_seqs", "max_num_batched_tokens", "max_num_prefill_tokens")
 
 
-def run_trace(
-    path: Path,
-    options: TraceOptions,
-    *,
-    scheduler: dict[str, Any],
-    cost: Path,
-    num_replicas: int,
-    router: str,
-    check: bool = False,
-) -> dict[str, Any]:
-    """Simulate a trace; returns what was simulated and the results.
-
-    `scheduler` holds the server's settings of those names and `num_blocks`; `cost` is the file of a cost model. Raises
-    TraceError, CostError and ConfigError.
-    """
-    setup = make_setup(scheduler, cost=cost, num_replicas=num_replicas, router=router, check=check)
+def run_trace(path: Path, options: TraceOptions, setup: Setup) -> dict[str, Any]:
+    """Simulate a trace; returns what was simulated and the results. Raises TraceError and ConfigError."""
     results = Simulation(setup).run(read_trace(path, options))
-    return {"trace": {"file": path.name, **asdict(options)}, "setup": asdict(setup), **results}
-
-
-def make_setup(scheduler: dict[str, Any], *, cost: Path, num_replicas: int, router: str, check: bool = False) -> Setup:
-    """What is simulated, from the settings and the file that `run_trace` takes; raises CostError and ConfigError."""
-    num_slots = scheduler["num_blocks"] * scheduler["block_size"]
-    limits = {name: scheduler[name] for name in LIMIT_NAMES}
-    target_ms = scheduler["target_itl_ms"]
-    return Setup(
-        limits=Limits(
-            **limits,
-            max_model_len=scheduler["max_model_len"] or num_slots,
-            target_itl_ns=None if target_ms is None else round(target_ms * NS_PER_MS),
-        ),
-        num_blocks=scheduler["num_blocks"],
-        block_size=scheduler["block_size"],
-        enable_prefix_caching=scheduler["enable_prefix_caching"],
-        policy=scheduler["policy"],
-        batch_wait_ns=scheduler["batch_wait_ms"] * NS_PER_MS,
-        ageing_ns=round(scheduler["ageing"] * NS_PER_S),
-        cost=CostModel.read(cost),
-        num_replicas=num_replicas,
-        router=router,
-        check=check,
-    )
+    return {"trace": {"file": path.name, **asdict(options)}, "setup": setup.as_data(), **results}
 
 
 def describe_run(results: dict[str, Any]) -> str:
@@ -79,10 +39,33 @@ def describe_run(results: dict[str, Any]) -> str:
         f"{results['num_refused']:,} refused, {results['num_preemptions']:,} preemptions, "
         f"{results['recomputed_share']:.2%} of computed tokens recomputed, "
         f"{results['prefix_hit_rate']:.1%} of prompt tokens from the prefix cache",
+        *_promise_lines(results),
     ]
     for number, replica in enumerate(results["replicas"]):
         lines.append(f"replica {number}: {replica['num_requests']:,} requests, busy {replica['busy_share']:.1%}")
     return "\n".join(lines + _tenant_lines(results["tenants"]))
+
+
+def _promise_lines(results: dict[str, Any]) -> list[str]:
+    """Goodput, where something was demanded, and the fairness index, where tenants had to wait."""
+    lines, goodput, fairness = [], results["goodput"], results["fairness_index"]
+    if goodput is not None:
+        slo = results["setup"]["slo"]
+        demands = [
+            f"{what} {slo[name] / NS_PER_MS:g} ms"
+            for what, name in (("TTFT", "ttft_ns"), ("each ITL", "itl_ns"))
+            if slo[name] is not None
+        ]
+        lines.append(
+            f"goodput ({' and '.join(demands)} at most): {goodput['share']:.1%} of requests, "
+            f"{goodput['requests_per_s']:,.2f} requests/s"
+        )
+    if fairness is not None:
+        lines.append(
+            f"Jain's index over tenants that waited, in {several(fairness['num_windows'], 'window')} of "
+            f"{fairness['window_s']:g} s: mean {fairness['mean']:.3f}, least {fairness['least']:.3f}"
+        )
+    return lines
 
 
 def several(num: int, what: str) -> str:
@@ -105,12 +88,12 @@ def _tenant_lines(tenants: dict[str, Any]) -> list[str]:
     if len(tenants) < 2:
         return []
     largest = sorted(tenants.items(), key=lambda item: (-item[1]["num_requests"], item[0]))
-    lines = ["", f"{'tenant':32}{'requests':>10}{'TTFT p50 ms':>14}{'p95':>12}{'TPOT p95 ms':>14}{'output tokens':>15}"]
+    lines = ["", f"{'tenant':32}{'requests':>10}{'TTFT p50 ms':>14}{'p95':>12}{'ITL p95 ms':>14}{'output tokens':>15}"]
     for name, figures in largest[:NUM_TENANTS_SHOWN]:
         ttft = figures["ttft_ms"]
         lines.append(
             f"{name[:31]:32}{figures['num_requests']:10,}{ttft['p50']:14,.1f}{ttft['p95']:12,.1f}"
-            f"{figures['tpot_ms']['p95']:14,.1f}{figures['num_output_tokens']:15,}"
+            f"{figures['itl_ms']['p95']:14,.1f}{figures['num_output_tokens']:15,}"
         )
     if len(largest) > NUM_TENANTS_SHOWN:
         lines.append(f"and {len(largest) - NUM_TENANTS_SHOWN} more; --json has all")

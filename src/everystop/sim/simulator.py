@@ -7,8 +7,8 @@ It owns virtual time and the order of replicas; it must not decide anything that
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
@@ -16,22 +16,25 @@ from everystop.core.errors import ConfigError, RequestError
 from everystop.core.events import Event
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import AGEING_NS, make_policy
+from everystop.core.policy import Share, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.loop import StepLoop
 from everystop.sim.clock import Clock
 from everystop.sim.cost import CostModel
-from everystop.sim.routing import make_router
-from everystop.sim.tally import Tally
+from everystop.sim.fairness import WINDOW_NS, FairnessIndex
+from everystop.sim.routing import Sending, make_router
+from everystop.sim.tally import NEVER_NS, Slo, Tally
 from everystop.sim.traces import TraceRequest
-
-NEVER_NS = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is simulated: `num_replicas` equal servers behind a router."""
+    """What is simulated: `num_replicas` equal servers behind a router, and what is demanded of them.
+
+    `policy_settings` are the keyword arguments of `make_policy`.
+    """
 
     limits: Limits
     num_blocks: int
@@ -39,15 +42,31 @@ class Setup:
     cost: CostModel
     enable_prefix_caching: bool = True
     policy: str = "continuous"
-    batch_wait_ns: int = 0
-    ageing_ns: int = AGEING_NS
+    policy_settings: Mapping[str, Any] = field(default_factory=dict)
     num_replicas: int = 1
     router: str = "round-robin"
+    slo: Slo = field(default_factory=Slo)
     check: bool = False
 
     def __post_init__(self) -> None:
         if self.num_replicas < 1 or self.num_blocks < 1:
             raise ConfigError(f"--replicas is {self.num_replicas}, --num-blocks {self.num_blocks}; at least 1 of each")
+        if self.num_replicas == 1 and self.router in ("least-loaded", "prefix-affinity"):
+            raise ConfigError(
+                f"--router {self.router} has no choice with one replica; raise --replicas or leave it out"
+            )
+
+    @property
+    def shares(self) -> Mapping[str, Share]:
+        """What tenants may use, by name."""
+        shares: Mapping[str, Share] = self.policy_settings.get("shares") or {}
+        return shares
+
+    def as_data(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        data = asdict(self)
+        data["policy_settings"] |= {"shares": {name: share._asdict() for name, share in self.shares.items()}}
+        return data
 
 
 class Witness(Protocol):
@@ -55,6 +74,10 @@ class Witness(Protocol):
 
     def note(self, events: Iterable[Event]) -> int:
         """Take in the events of one turn of a replica; returns how many requests ended in it."""
+        ...
+
+    def hold(self, request_id: int, arrival_ns: int) -> None:
+        """A request that is about to be added has been at the router since it arrived."""
         ...
 
 
@@ -89,14 +112,17 @@ class Replica:
     def __init__(self, setup: Setup, witness: Witness) -> None:
         self.clock = Clock()
         self.ready_ns = NEVER_NS
+        self.heard: list[Event] = []  # of its latest step, for a router that hears of it
         self.runner = VirtualRunner(setup.cost, self.clock)
         self._kv = KVCache(
             num_blocks=setup.num_blocks,
             block_size=setup.block_size,
             enable_prefix_caching=setup.enable_prefix_caching,
         )
-        policy = make_policy(setup.policy, batch_wait_ns=setup.batch_wait_ns, ageing_ns=setup.ageing_ns)
-        self._scheduler = Scheduler(setup.limits, self._kv, policy, setup.cost)
+        policy = make_policy(setup.policy, **setup.policy_settings)
+        # Where steps are planned by time, the server has measured some at its start: those of the cost model.
+        known = setup.cost if isinstance(setup.cost, StepTimeModel) else UNKNOWN_STEP_TIMES
+        self._scheduler = Scheduler(setup.limits, self._kv, policy, known)
         self._loop = StepLoop(self._scheduler, self.runner, lambda: self.clock.now_ns)
         self._witness = witness
         self._check = setup.check
@@ -115,13 +141,23 @@ class Replica:
                 return i
         return len(keys)
 
-    def add(self, request: Request) -> None:
-        """A request arrives; a refused one is counted. An idle replica can start at once."""
+    def waiting_tenants(self) -> set[str]:
+        """Whose requests wait here."""
+        running = self._scheduler.running
+        return {request.tenant for i, request in self._scheduler.requests.items() if i not in running}
+
+    def add(self, request: Request, now_ns: int) -> bool:
+        """A request comes in; False for a refused one, which is counted. An idle replica can start at once."""
+        if request.arrival_ns < now_ns:
+            self._witness.hold(request.request_id, request.arrival_ns)
+        is_taken = True
         try:
-            self._scheduler.add(request, request.arrival_ns)
+            self._scheduler.add(request, now_ns)
         except RequestError:
             self._witness.note(self._scheduler.take_events())
-        self.ready_ns = max(self.clock.now_ns, request.arrival_ns)
+            is_taken = False
+        self.ready_ns = max(self.clock.now_ns, now_ns)
+        return is_taken
 
     def run_until(self, end_ns: int) -> None:
         """Take every turn that begins before `end_ns`; `ready_ns` is when the next one can begin."""
@@ -129,6 +165,7 @@ class Replica:
         while self.ready_ns < end_ns:
             clock.advance_to(self.ready_ns)
             turn = loop.turn()
+            self.heard = turn.events
             self._num_just_ended = self._witness.note(turn.events)
             if self._check:
                 self._scheduler.check_integrity()
@@ -150,9 +187,11 @@ class Simulation:
 
     def __init__(self, setup: Setup, witness: Witness | None = None) -> None:
         self.setup = setup
-        self.tally = Tally()
+        self.tally = Tally(setup.slo)
         self.replicas = [Replica(setup, witness or self.tally) for _ in range(setup.num_replicas)]
-        self._router = make_router(setup.router)
+        self._router = make_router(setup.router, limits=setup.limits, block_size=setup.block_size, shares=setup.shares)
+        self._fairness = FairnessIndex({name: share.weight for name, share in setup.shares.items()})
+        self._border_ns = WINDOW_NS
         self._num_sent = [0] * setup.num_replicas
         self._queue: list[tuple[int, int]] = []  # a heap of (when a replica is ready, its index), some outdated
 
@@ -162,26 +201,51 @@ class Simulation:
         A request's id is its place in the trace.
         """
         for request_id, traced in enumerate(trace):
-            self._advance(traced.arrival_ns)
+            now_ns = traced.arrival_ns
+            self._advance(now_ns)
             keys = traced.block_keys(self.setup.block_size) if self.setup.enable_prefix_caching else []
-            index = 0
-            if len(self.replicas) > 1:
-                index = self._router(self.replicas, keys, traced.arrival_ns)
-            self.replicas[index].add(_make_request(request_id, traced, keys))
-            self._num_sent[index] += 1
-            heappush(self._queue, (self.replicas[index].ready_ns, index))
+            self._send(self._router.take(_make_request(request_id, traced, keys), self.replicas, now_ns), now_ns)
         self._advance(NEVER_NS)
         return self.results()
 
+    def _send(self, sendings: Iterable[Sending], now_ns: int) -> None:
+        for index, request in sendings:
+            replica = self.replicas[index]
+            if replica.add(request, now_ns):
+                self._num_sent[index] += 1
+            else:
+                self._router.refused(index, request)
+            heappush(self._queue, (replica.ready_ns, index))
+
     def _advance(self, now_ns: int) -> None:
-        """Run every replica up to that time, or past it by a step that begins before; only one with work costs time."""
-        queue = self._queue
+        """Run every replica up to that time, stopping at the borders of the windows of the fairness index."""
+        while self._queue and self._border_ns <= now_ns:
+            self._run_replicas(self._border_ns)
+            self._note_border()
+            self._border_ns += WINDOW_NS
+        self._run_replicas(now_ns)
+        if not self._queue and self._border_ns <= now_ns < NEVER_NS:
+            self._fairness.pause()
+            self._border_ns = (now_ns // WINDOW_NS + 1) * WINDOW_NS
+
+    def _note_border(self) -> None:
+        waiting = set(self._router.waiting_tenants()).union(*(r.waiting_tenants() for r in self.replicas))
+        self._fairness.border(waiting, {name: totals.service for name, totals in self.tally.tenants.items()})
+
+    def _run_replicas(self, now_ns: int) -> None:
+        """Up to that time, or past it by a step that begins before; only a replica with work costs time."""
+        queue, is_late = self._queue, self._router.is_late
         while queue and queue[0][0] < now_ns:
             ready_ns, index = heappop(queue)
             replica = self.replicas[index]
             if replica.ready_ns != ready_ns:
                 continue
-            replica.run_until(now_ns)
+            if is_late:  # what a step brought is heard at its end, in the order of time over all replicas
+                heard, replica.heard = replica.heard, []
+                self._send(self._router.hear(index, heard, self.replicas, ready_ns), ready_ns)
+                replica.run_until(ready_ns + 1)
+            else:
+                replica.run_until(now_ns)
             if replica.ready_ns < NEVER_NS:
                 heappush(queue, (replica.ready_ns, index))
 
@@ -192,7 +256,7 @@ class Simulation:
             {"num_requests": num, "busy_share": round(replica.runner.busy_ns / end_ns, 6)}
             for num, replica in zip(self._num_sent, self.replicas, strict=True)
         ]
-        return {**self.tally.figures(), "replicas": replicas}
+        return {**self.tally.figures(), "fairness_index": self._fairness.figures(), "replicas": replicas}
 
 
 def _make_request(request_id: int, traced: TraceRequest, keys: list[bytes]) -> Request:

@@ -6,12 +6,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from everystop.core.events import ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
+from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
+from everystop.core.policy.fair import INPUT_COST, OUTPUT_COST
 from everystop.core.request import FinishReason
 
 NS_PER_S, NS_PER_MS = 10**9, 10**6
 EXACT_BITS = 9
 PERCENTILES = (50, 90, 95, 99)
+NEVER_NS = 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """What a request must have to count as good: its first token within `ttft_ns` of its arrival, and each later one
+    within `itl_ns` of the one before. None is no demand.
+    """
+
+    ttft_ns: int | None = None
+    itl_ns: int | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """There is something to meet."""
+        return self.ttft_ns is not None or self.itl_ns is not None
 
 
 class Histogram:
@@ -60,17 +77,23 @@ class Histogram:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts and durations of a group of requests."""
+    """Counts and durations of a group of requests. `service` is what policy `fair` charges for: 1 for a prompt token
+    that was computed, when its request boards, and 2 for an output token, when it comes.
+    """
 
     num_requests: int = 0
     num_finished: int = 0
+    num_good: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    service: int = 0
     ttft: Histogram = field(default_factory=Histogram)
+    itl: Histogram = field(default_factory=Histogram)
     tpot: Histogram = field(default_factory=Histogram)
     e2e: Histogram = field(default_factory=Histogram)
+    gaps: dict[int, int] = field(default_factory=dict)  # of the step being noted: number of tokens by time of the last
 
     def figures(self) -> dict[str, Any]:
         """As plain data; the hit rate is the share of prompt tokens, of requests that finished, found in the cache."""
@@ -82,35 +105,49 @@ class Totals:
             "num_preemptions": self.num_preemptions,
             "prefix_hit_rate": round(self.num_cached_tokens / max(1, self.num_prompt_tokens), 6),
             "ttft_ms": self.ttft.in_ms(),
+            "itl_ms": self.itl.in_ms(),
             "tpot_ms": self.tpot.in_ms(),
             "e2e_ms": self.e2e.in_ms(),
         }
 
+    def good_share(self) -> float:
+        """Share of the requests that were taken which met what was demanded."""
+        return round(self.num_good / max(1, self.num_requests), 6)
+
 
 @dataclass(slots=True)
 class _Ride:
-    """A request under way: when it arrived, and when its first and its latest token came (-1: none yet)."""
+    """A request under way: when it arrived, when its first and its latest token came (-1: none yet), and whether a
+    token came later than demanded.
+    """
 
     arrival_ns: int
     tenant: Totals
     first_ns: int = -1
     last_ns: int = -1
+    is_late: bool = False
 
 
 class Tally:
     """Totals of a run, of all requests and by tenant, over all replicas; request ids are unique across them."""
 
-    def __init__(self) -> None:
+    def __init__(self, slo: Slo | None = None) -> None:
+        self.slo = slo or Slo()
         self.everyone = Totals()
         self.tenants: dict[str, Totals] = {}
-        self.itl = Histogram()
         self.num_refused = 0
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.num_recomputed_tokens = 0
         self.end_ns = 0
+        self._itl_limit_ns = NEVER_NS if self.slo.itl_ns is None else self.slo.itl_ns
+        self._held: dict[int, int] = {}  # requests that a router kept: when they arrived at it
         self._rides: dict[int, _Ride] = {}
         self._computed_before: dict[int, int] = {}  # of preempted requests: tokens that had been computed
+
+    def hold(self, request_id: int, arrival_ns: int) -> None:
+        """The request, which will reach a replica later, arrived then."""
+        self._held[request_id] = arrival_ns
 
     def note(self, events: Iterable[Event]) -> int:
         """Take in the events of one turn; returns how many requests ended in it, which is told before its step."""
@@ -122,11 +159,14 @@ class Tally:
                 ended.append(event)
             elif isinstance(event, ArrivalEvent):
                 self._arrive(event)
+            elif isinstance(event, AdmitEvent):
+                self._board(event)
             elif isinstance(event, PreemptEvent):
                 lost = max(self._computed_before.get(event.request_id, 0), event.num_lost_tokens)
                 self._computed_before[event.request_id] = lost
             elif isinstance(event, RefuseEvent):
                 self.num_refused += 1
+                self._held.pop(event.request_id, None)
         for finish in ended:
             self._finish(finish)
         return len(ended)
@@ -135,9 +175,14 @@ class Tally:
         tenant = self.tenants.get(event.tenant)
         if tenant is None:
             tenant = self.tenants[event.tenant] = Totals()
-        self._rides[event.request_id] = _Ride(event.now_ns, tenant)
+        arrival_ns = self._held.pop(event.request_id, event.now_ns)
+        self._rides[event.request_id] = _Ride(arrival_ns, tenant)
         self.everyone.num_requests += 1
         tenant.num_requests += 1
+
+    def _board(self, event: AdmitEvent) -> None:
+        if not event.resumed:
+            self._rides[event.request_id].tenant.service += INPUT_COST * (event.num_tokens - event.num_cached_tokens)
 
     def _step(self, event: StepEvent) -> None:
         """Count a step's tokens, and the gap that each leaves behind the one before it."""
@@ -148,7 +193,8 @@ class Tally:
         self.num_computed_tokens += plan.num_tokens
         if self._computed_before:
             self._count_recomputed(event)
-        gaps: dict[int, int] = {}
+        served: list[Totals] = []
+        on_time_ns = now_ns - self._itl_limit_ns
         for row, tokens in zip(plan.rows, event.tokens, strict=True):
             if tokens:
                 ride = rides[row[0]]
@@ -156,16 +202,32 @@ class Tally:
                 if last_ns < 0:
                     self._first_token(ride, now_ns)
                 else:
+                    gaps = ride.tenant.gaps
+                    if not gaps:
+                        served.append(ride.tenant)
                     gaps[last_ns] = gaps.get(last_ns, 0) + 1
+                    if last_ns < on_time_ns:
+                        ride.is_late = True
                 ride.last_ns = now_ns
-        for last_ns, num in gaps.items():
-            self.itl.add(now_ns - last_ns, num)
+        for tenant in served:
+            self._count_gaps(tenant, now_ns)
 
     def _first_token(self, ride: _Ride, now_ns: int) -> None:
         ride.first_ns = now_ns
         ttft_ns = now_ns - ride.arrival_ns
         self.everyone.ttft.add(ttft_ns)
         ride.tenant.ttft.add(ttft_ns)
+        ride.tenant.service += OUTPUT_COST
+        if self.slo.ttft_ns is not None and ttft_ns > self.slo.ttft_ns:
+            ride.is_late = True
+
+    def _count_gaps(self, tenant: Totals, now_ns: int) -> None:
+        """Take what a step has gathered for a tenant into the histograms."""
+        for last_ns, num in tenant.gaps.items():
+            tenant.itl.add(now_ns - last_ns, num)
+            self.everyone.itl.add(now_ns - last_ns, num)
+            tenant.service += OUTPUT_COST * num
+        tenant.gaps.clear()
 
     def _count_recomputed(self, event: StepEvent) -> None:
         for row in event.plan.rows:
@@ -177,8 +239,10 @@ class Tally:
         self._computed_before.pop(event.request_id, None)
         self.end_ns = max(self.end_ns, event.now_ns)
         num_gaps = event.num_output_tokens - 1
+        is_complete = event.reason in (FinishReason.STOP, FinishReason.LENGTH)
         for totals in (self.everyone, ride.tenant):
-            totals.num_finished += event.reason in (FinishReason.STOP, FinishReason.LENGTH)
+            totals.num_finished += is_complete
+            totals.num_good += is_complete and not ride.is_late
             totals.num_prompt_tokens += event.num_prompt_tokens
             totals.num_output_tokens += event.num_output_tokens
             totals.num_cached_tokens += event.num_cached_tokens
@@ -201,6 +265,19 @@ class Tally:
             "num_recomputed_tokens": self.num_recomputed_tokens,
             "recomputed_share": round(self.num_recomputed_tokens / max(1, self.num_computed_tokens), 6),
             **everyone.figures(),
-            "itl_ms": self.itl.in_ms(),
-            "tenants": {name: totals.figures() for name, totals in sorted(self.tenants.items())},
+            "goodput": self._goodput(seconds),
+            "tenants": {
+                name: totals.figures() | ({"good_share": totals.good_share()} if self.slo.is_given else {})
+                for name, totals in sorted(self.tenants.items())
+            },
+        }
+
+    def _goodput(self, seconds: float) -> dict[str, float] | None:
+        """Share and rate of the requests, refused ones included, that met what was demanded; None without a demand."""
+        if not self.slo.is_given:
+            return None
+        num_good = self.everyone.num_good
+        return {
+            "share": round(num_good / max(1, self.everyone.num_requests + self.num_refused), 6),
+            "requests_per_s": round(num_good / seconds, 3) if seconds else 0.0,
         }

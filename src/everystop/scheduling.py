@@ -1,0 +1,37 @@
+"""From the configuration to what a scheduler takes; a real server and a simulated one are set up by the same lines.
+
+It must not know what runs the plans: a setting of the scheduler that is read here counts for both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from everystop.config import Config
+from everystop.core.policy import Share
+from everystop.core.scheduler import Limits
+from everystop.tenants import read_tenants
+
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+
+def scheduler_limits(config: Config, max_model_len: int) -> Limits:
+    """What a step and a sequence may use; `max_model_len` is what model and KV cache allow, in tokens."""
+    return Limits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_prefill_tokens=config.max_num_prefill_tokens,
+        max_model_len=max_model_len,
+        target_itl_ns=None if config.target_itl_ms is None else round(config.target_itl_ms * NS_PER_MS),
+    )
+
+
+def policy_settings(config: Config) -> dict[str, Any]:
+    """What `make_policy` takes beside the name; raises ConfigError for a file of tenants that cannot be used."""
+    tenants = read_tenants(config.tenants).by_name
+    return {
+        "batch_wait_ns": config.batch_wait_ms * NS_PER_MS,
+        "ageing_ns": round(config.ageing * NS_PER_S),
+        "shares": {name: Share(tenant.weight, tenant.max_running) for name, tenant in tenants.items()},
+    }
