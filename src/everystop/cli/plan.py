@@ -66,7 +66,6 @@ def add_question(group: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plan, print the answer, and write what --out asks for."""
     config = settings.make_config(arguments)
-    from everystop.sim.cost import CostModel
     from everystop.sim.parallel import Workers
     from everystop.sim.plan_report import describe_plan, plan_figures
     from everystop.sim.planner import make_plan
@@ -77,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = simulate.trace_options(arguments)
     setup = simulate.make_setup(
         config,
-        CostModel.read(calibrate.cost_path(arguments.cost)),
+        calibrate.read_cost(arguments.cost),
         num_blocks=arguments.num_blocks,
         num_replicas=max(question.replicas),
         router=arguments.router,

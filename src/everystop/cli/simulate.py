@@ -14,7 +14,7 @@ from everystop.config import KV_CACHE, SCHEDULER, Config
 from everystop.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from everystop.sim.cost import CostModel
+    from everystop.sim.cost import StepCost
     from everystop.sim.simulator import Setup
     from everystop.sim.tally import Slo
     from everystop.sim.traces import TraceOptions
@@ -52,9 +52,10 @@ def add_machine_options(parser: Any) -> None:
     add = parser.add_argument_group("machine").add_argument
     add(
         "--cost",
-        metavar="FILE",
+        metavar="NAME",
         default=calibrate.MEASURED,
-        help="step times that calibrate wrote; measured (the default) for those it keeps for this machine",
+        help="step times: measured (the default) for those that calibrate keeps for this machine, a file that it "
+        "wrote, or a preset, GPU:MODEL",
     )
     add("--router", default="round-robin", help="round-robin (default), least-loaded, prefix-affinity or fair")
     groups = {title: parser.add_argument_group(title) for title in GROUPS}
@@ -95,12 +96,11 @@ def scheduler_fields() -> Iterator[dataclasses.Field[Any]]:
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, and print the results."""
     config = settings.make_config(arguments)
-    from everystop.sim.cost import CostModel
     from everystop.sim.report import describe_run, run_trace
 
     setup = make_setup(
         config,
-        CostModel.read(calibrate.cost_path(arguments.cost)),
+        calibrate.read_cost(arguments.cost),
         num_blocks=arguments.num_blocks,
         num_replicas=arguments.replicas,
         router=arguments.router,
@@ -139,7 +139,7 @@ def make_slo(arguments: argparse.Namespace) -> Slo:
     return Slo(**limits)
 
 
-def make_setup(config: Config, cost: CostModel, *, num_blocks: int | None = None, **others: Any) -> Setup:
+def make_setup(config: Config, cost: StepCost, *, num_blocks: int | None = None, **others: Any) -> Setup:
     """A simulated server set up as `serve` would be; `others` are further fields of `Setup`.
 
     `num_blocks` None means as many as hold 524,288 tokens. Raises ConfigError.

@@ -141,6 +141,7 @@ class Window:
         self._num_arrived = self._num_started = 0
         self._arrival_ns = [request.arrival_ns for request in trace]
         self._last_ns: dict[int, int] = {}
+        self._request_ns = round(setup.cost.request_ns)
         slots = setup.limits.max_num_seqs * setup.num_replicas
         self.most_waiting = max(int(len(trace) * QUEUE_SHARE), SLOTS_WAITING * slots)
         measured = len(trace) - self.first_id
@@ -196,7 +197,7 @@ class Window:
     def _first_token(self, request_id: int, now_ns: int) -> None:
         self._num_started += 1
         if request_id >= self.first_id:
-            ttft_ns = now_ns - self._arrival_ns[request_id]
+            ttft_ns = now_ns - self._arrival_ns[request_id] + self._request_ns
             self.ttft.add(ttft_ns)
             self.num_late += ttft_ns > self._late_ns
             if self.num_late > self._most_late:

@@ -14,11 +14,12 @@ from typing import Any
 from everystop.core.errors import RecordError, RequestError
 from everystop.core.events import ArrivalEvent, Event, FinishEvent, PreemptEvent, StepEvent
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.step_time import StepFeatures
+from everystop.core.step_time import StepFeatures, StepTimeModel
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import FILLER_TOKEN, SimulatedRunner
 from everystop.sim.clock import Clock
-from everystop.sim.cost import CostModel, TimedStep, fit_line
+from everystop.sim.cost import CostModel
+from everystop.sim.fit import TimedStep, fit_line
 from everystop.sim.record import STOP_TOKEN, Record
 
 
@@ -109,7 +110,7 @@ def replay(path: Path, *, policy: str | None = None) -> ReplayReport:
     redrive.run()
     replayed, baseline = redrive.timeline, None
     if policy is not None and policy != record.policy and redrive.first_difference is None:
-        cost = fit_line(redrive.steps)
+        cost = fit_line(redrive.steps, record.step_times)
         replayed = _simulate(record, policy, redrive, cost)
         baseline = _simulate(record, record.policy, redrive, cost)
     return ReplayReport(
@@ -143,9 +144,12 @@ def predict(path: Path, cost: CostModel) -> ReplayReport:
     )
 
 
-def timed_steps(path: Path) -> list[TimedStep]:
-    """What each step of a record computed, and how long it took. Raises RecordError, also if its plans differ."""
-    return _repeat(Record.read(path), path).steps
+def timed_steps(path: Path) -> tuple[list[TimedStep], StepTimeModel]:
+    """What each step of a record computed, and how long it took; and the step times that its server measured when it
+    started (unknown ones of an older record). Raises RecordError, also if its plans differ.
+    """
+    record = Record.read(path)
+    return _repeat(record, path).steps, record.step_times
 
 
 def _repeat(record: Record, path: Path) -> _Redrive:

@@ -22,7 +22,7 @@ from everystop.core.scheduler import Limits, Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.loop import StepLoop
 from everystop.sim.clock import Clock
-from everystop.sim.cost import CostModel
+from everystop.sim.cost import StepCost
 from everystop.sim.fairness import WINDOW_NS, FairnessIndex
 from everystop.sim.routing import Sending, make_router
 from everystop.sim.tally import NEVER_NS, Slo, Tally
@@ -39,7 +39,7 @@ class Setup:
     limits: Limits
     num_blocks: int
     block_size: int
-    cost: CostModel
+    cost: StepCost
     enable_prefix_caching: bool = True
     policy: str = "continuous"
     policy_settings: Mapping[str, Any] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class VirtualRunner:
     token, so that no two requests' outputs are taken for the same.
     """
 
-    def __init__(self, cost: CostModel, clock: Clock) -> None:
+    def __init__(self, cost: StepCost, clock: Clock) -> None:
         self._cost = cost
         self._clock = clock
         self.busy_ns = 0
@@ -187,7 +187,7 @@ class Simulation:
 
     def __init__(self, setup: Setup, witness: Witness | None = None) -> None:
         self.setup = setup
-        self.tally = Tally(setup.slo)
+        self.tally = Tally(setup.slo, request_ns=round(setup.cost.request_ns))
         self.replicas = [Replica(setup, witness or self.tally) for _ in range(setup.num_replicas)]
         self._router = make_router(setup.router, limits=setup.limits, block_size=setup.block_size, shares=setup.shares)
         self._fairness = FairnessIndex({name: share.weight for name, share in setup.shares.items()})

@@ -129,10 +129,14 @@ class _Ride:
 
 
 class Tally:
-    """Totals of a run, of all requests and by tenant, over all replicas; request ids are unique across them."""
+    """Totals of a run, of all requests and by tenant, over all replicas; request ids are unique across them.
 
-    def __init__(self, slo: Slo | None = None) -> None:
+    `request_ns` is spent on every request outside the scheduler, so it is a part of its TTFT and E2E.
+    """
+
+    def __init__(self, slo: Slo | None = None, *, request_ns: int = 0) -> None:
         self.slo = slo or Slo()
+        self._request_ns = request_ns
         self.everyone = Totals()
         self.tenants: dict[str, Totals] = {}
         self.num_refused = 0
@@ -214,7 +218,7 @@ class Tally:
 
     def _first_token(self, ride: _Ride, now_ns: int) -> None:
         ride.first_ns = now_ns
-        ttft_ns = now_ns - ride.arrival_ns
+        ttft_ns = now_ns - ride.arrival_ns + self._request_ns
         self.everyone.ttft.add(ttft_ns)
         ride.tenant.ttft.add(ttft_ns)
         ride.tenant.service += OUTPUT_COST
@@ -247,7 +251,7 @@ class Tally:
             totals.num_output_tokens += event.num_output_tokens
             totals.num_cached_tokens += event.num_cached_tokens
             totals.num_preemptions += event.num_preemptions
-            totals.e2e.add(event.now_ns - ride.arrival_ns)
+            totals.e2e.add(event.now_ns - ride.arrival_ns + self._request_ns)
             if num_gaps > 0:
                 totals.tpot.add((ride.last_ns - ride.first_ns) // num_gaps)
 
