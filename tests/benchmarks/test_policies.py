@@ -36,7 +36,8 @@ def test_every_policy_has_a_line_under_every_load_of_every_trace(
     runs = json.loads((folder / "out.json").read_text())
     assert "Step times: a test." in text
     for policy in POLICIES:
-        assert text.count(f"| `{policy}` |") == 6
+        assert text.count(f"`{policy}`") == 6
+    assert text.count("`continuous`, `priority`") == 6, "nobody has a priority"
     assert len(runs) == 6 * len(POLICIES)
     assert all(run["num_finished"] == run["num_requests"] == 60 for run in runs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -107,7 +108,7 @@ def serve_command(serve: Mapping[str, Any]) -> str:
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            words += [f"--{flag}", str(value)]
+            words += [f"--{flag}", shlex.quote(str(value))]
     return " ".join(words)
 
 

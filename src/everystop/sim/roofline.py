@@ -30,6 +30,7 @@ SAMPLER_PASSES = 1.5
 HOST_STEP_NS = 126_000.0
 HOST_ROW_NS = 4_000.0
 REQUEST_NS = 15_600_000.0
+VALIDATED = "3 and 10 % median"  # the largest of TTFT, TPOT and E2E in each run; benchmarks/validate_vllm.py
 
 
 def product_ns(gpu: Gpu, num_tokens: int, outputs: int, inputs: int) -> float:
@@ -140,8 +141,8 @@ def describe_source(gpu: Gpu) -> str:
     """Where the numbers of a preset come from, and what is known of their errors."""
     return (
         f"a roofline; single kernels on this GPU are off by {gpu.gemm_error:.0%} (products), {gpu.decode_error:.0%} "
-        f"(attention of decodes) and {gpu.prefill_error:.0%} (of prompts) median; no whole run on it was compared, "
-        "runs on other GPUs were: docs/simulator.md, Validation"
+        f"(attention of decodes) and {gpu.prefill_error:.0%} (of prompts) median; no whole run on it was compared, but "
+        f"with other GPUs' peaks requests of vLLM are off by {VALIDATED} (docs/simulator.md, Validation)"
     )
 
 

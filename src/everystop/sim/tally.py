@@ -135,8 +135,8 @@ class Tally:
     """
 
     def __init__(self, slo: Slo | None = None, *, request_ns: int = 0) -> None:
-        self.slo = slo or Slo()
         self._request_ns = request_ns
+        self.slo = slo or Slo()
         self.everyone = Totals()
         self.tenants: dict[str, Totals] = {}
         self.num_refused = 0
