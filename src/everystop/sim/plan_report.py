@@ -242,7 +242,7 @@ def _table(figures: Mapping[str, Any]) -> list[str]:
     price = figures["price"]
     wanted = {point["num_replicas"]: point for point in figures["points"] if point["rate"] == figures["wanted_rate"]}
     at = f"at {figures['wanted_rate']:.4g}/s:"
-    head = f"{'replicas':>8}{'carry req/s':>13}{'then':>7}{'cliff':>9}{at + ' TTFT p95':>24}{'ITL p95':>10}{'busy':>7}"
+    head = f"{'replicas':>8}{'carry req/s':>13}{'then':>7}{'cliff':>9}{at + ' TTFT p95':>24}{'ITL p95':>10}{'load':>7}"
     if price is not None:
         head += f"{price['currency'] + '/h':>10}{price['currency'] + '/1M tokens':>16}"
     lines = [head]
@@ -253,9 +253,9 @@ def _table(figures: Mapping[str, Any]) -> list[str]:
         )
         if point["is_stable"]:
             line += f"{in_time(point['ttft_ms']['p95']):>24}{in_time(point['itl_ms']['p95']):>10}"
-            line += f"{point['busy_share']:>7.0%}"
         else:
-            line += f"{'queue grows':>24}{'':>10}{'100%':>7}"
+            line += f"{'queue grows':>24}{'':>10}"
+        line += f"{figures['wanted_rate'] / carried['cliff']:>7.0%}"
         if price is not None:
             at_most = carried["at_highest_rate"] or {}
             per_million = at_most.get("cost_per_million_output_tokens")
