@@ -27,7 +27,7 @@ LOGPROBS = "everystop.core.plan:TokenLogprobs"
 STARTERS = {"everystop.assembly", "everystop.config", "everystop.model", LOGPROBS, PARAMS, ERRORS}
 ALLOWED = {
     "everystop": {"everystop.cli", "everystop.engine.llm", PARAMS},
-    "everystop.config": {ERRORS, "everystop.core.policy:POLICIES"},
+    "everystop.config": {ERRORS, "everystop.core.policy:POLICIES", "everystop.core.policy:TENANT_SETTINGS"},
     "everystop.machine": set(),
     "everystop.tenants": {ERRORS},
     "everystop.core": set(),
@@ -75,6 +75,7 @@ ALLOWED = {
         "everystop.engine",
         "everystop.server",
         "everystop.observe",
+        "everystop.scheduling",
         TENANTS,
     },
     "everystop.server": {

@@ -10,7 +10,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from everystop.core.errors import ConfigError
-from everystop.core.policy import POLICIES
+from everystop.core.policy import POLICIES, TENANT_SETTINGS
 
 DTYPES = ("int8", "float32")
 NETWORK, MODEL, SCHEDULER, KV_CACHE = GROUPS = ("network", "model", "scheduler", "KV cache")
@@ -138,7 +138,20 @@ class Config:
         most=1_000_000_000,
     )
     tenants: str | None = _setting(
-        None, "--tenants", "policy fair: a TOML file with the tenants' keys, weights and limits", group=SCHEDULER
+        None,
+        "--tenants",
+        "policies fair and fair-prefix: a TOML file with the tenants' keys, weights and limits",
+        group=SCHEDULER,
+    )
+    fair_quantum: int | None = _setting(
+        None,
+        "--fair-quantum",
+        "policy fair-prefix: weighted tokens that a tenant may use ahead of others for the sake of common prefixes "
+        "(default: 4096)",
+        group=SCHEDULER,
+        parse=int,
+        least=1,
+        most=1_000_000_000,
     )
     threads: int | None = _setting(
         None,
@@ -192,8 +205,11 @@ class Config:
             raise ConfigError("--api-key is empty or has blanks at its ends; give the key itself")
         if not self.ageing > 0:
             raise ConfigError(f"--ageing is {self.ageing:g}; it must be above 0 seconds")
-        if self.tenants is not None and self.policy != "fair":
-            raise ConfigError(f"--tenants needs --policy fair; the policy {self.policy} does not tell tenants apart")
+        if self.tenants is not None and self.policy not in TENANT_SETTINGS:
+            able = " or ".join(TENANT_SETTINGS)
+            raise ConfigError(f"--tenants needs --policy {able}; the policy {self.policy} does not tell tenants apart")
+        if self.fair_quantum is not None and self.policy != "fair-prefix":
+            raise ConfigError(f"--fair-quantum needs --policy fair-prefix; the policy {self.policy} has no quantum")
 
 
 def _check(setting: Field[Any], value: Any) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from everystop.config import Config
-from everystop.core.policy import Share
+from everystop.core.policy import QUANTUM, TENANT_SETTINGS, Share
 from everystop.core.scheduler import Limits
-from everystop.tenants import read_tenants
+from everystop.tenants import Tenant, Tenants, read_tenants
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -29,9 +29,18 @@ def scheduler_limits(config: Config, max_model_len: int) -> Limits:
 
 def policy_settings(config: Config) -> dict[str, Any]:
     """What `make_policy` takes beside the name; raises ConfigError for a file of tenants that cannot be used."""
-    tenants = read_tenants(config.tenants).by_name
     return {
         "batch_wait_ns": config.batch_wait_ms * NS_PER_MS,
         "ageing_ns": round(config.ageing * NS_PER_S),
-        "shares": {name: Share(tenant.weight, tenant.max_running) for name, tenant in tenants.items()},
+        "shares": {name: _share(tenant) for name, tenant in tenants_of(config).by_name.items()},
+        "quantum": config.fair_quantum or QUANTUM,
     }
+
+
+def tenants_of(config: Config) -> Tenants:
+    """The file of `--tenants`, or nobody; raises ConfigError, also for what the policy does not honour."""
+    return read_tenants(config.tenants, TENANT_SETTINGS.get(config.policy, ()))
+
+
+def _share(tenant: Tenant) -> Share:
+    return Share(tenant.weight, tenant.max_running, tenant.max_queued, tenant.token_rate, tenant.kv_share)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.sim.test_simulator import LINE, MS, make_setup, random_trace, run, traced
 
+from everystop.core.errors import ConfigError
 from everystop.core.events import FinishEvent, StepEvent
 from everystop.core.plan import Row, StepPlan
 from everystop.core.policy import Share
@@ -176,6 +177,27 @@ def test_limit_on_running_requests_holds_over_all_replicas() -> None:
     assert desk.take("a") == []
     assert desk.take("b") == [(1, 2)]
     assert desk.token(0, 0, ended=(0,)) == [(0, 1)]
+
+
+@pytest.mark.parametrize("share", [Share(max_queued=3), Share(token_rate=5.0), Share(kv_share=0.5)])
+def test_limits_that_only_a_replica_could_keep_are_refused(share: Share) -> None:
+    """A request kept back by its replica would hold a place there, for its tenant's sake, that others could use."""
+    with pytest.raises(ConfigError, match=r"not (max_queued|token_rate|kv_share), which the tenant 'a' has"):
+        make_router(a=share)
+
+
+def test_idle_tenant_saves_nothing_up() -> None:
+    """While b is away a is served much; when b comes back it has no more than the next turn ahead of it."""
+    desk = Desk(make_router(), Place())
+    desk.take("b")
+    desk.token(0, 0, ended=(0,))
+    for i in range(1, 40):
+        assert desk.take("a") == [(0, i)]
+        desk.token(0, i, ended=(i,))
+    assert [desk.take("a"), desk.take("a")] == [[(0, 40)], [(0, 41)]]
+    assert [desk.take(tenant) for tenant in "abba"] == [[], [], [], []]
+    boarded = [desk.token(0, i, ended=(i,))[0][1] for i in (40, 41, 42)]
+    assert boarded == [43, 42, 44], "they take turns"
 
 
 def test_refused_request_frees_its_place_and_costs_nothing() -> None:

@@ -63,6 +63,7 @@ class RefuseEvent(NamedTuple):
     now_ns: int
     request_id: int
     code: str
+    tenant: str = ""
 
 
 class AdmitEvent(NamedTuple):

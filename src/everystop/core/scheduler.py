@@ -93,7 +93,13 @@ class Scheduler:
         self.batch = Batch(limits.max_num_seqs, kv)
         self.siblings = Siblings()
         self.requests: dict[int, Request] = {}
-        self.view = View(max_num_seqs=limits.max_num_seqs, step_times=step_times)
+        self.view = View(
+            max_num_seqs=limits.max_num_seqs,
+            step_times=step_times,
+            num_blocks=kv.pool.num_blocks,
+            block_size=kv.block_size,
+            num_matched_tokens=kv.num_matched_tokens,
+        )
         self.limit_tokens = min(limits.max_model_len, kv.num_token_slots)
         self.num_preemptions = 0
         self._released: list[int] = []
@@ -147,12 +153,16 @@ class Scheduler:
         return view
 
     def add(self, request: Request, now_ns: int) -> None:
-        """Take a request; raises RequestError, and records it, if an empty system could not serve the request."""
+        """Take a request; raises RequestError, and records it, if an empty system could not serve the request, or if
+        the policy refuses it.
+        """
         assert request.request_id not in self.requests
         try:
             self._check_fits(request)
+            if not self.siblings.has(request.group_id):
+                self.policy.check_add(request, self._look(now_ns))
         except RequestError as error:
-            self._events.append(RefuseEvent(now_ns, request.request_id, type(error).__name__))
+            self._events.append(RefuseEvent(now_ns, request.request_id, type(error).__name__, request.tenant))
             raise
         self.requests[request.request_id] = request
         self.siblings.join(request)
@@ -410,7 +420,7 @@ class Scheduler:
         picked = self.policy.pick(view)
         if isinstance(picked, Wait):
             draft.plan.wake_at_ns = picked.until_ns
-            self._note_wait(-1, WaitReason.BATCH_FILL, draft.now_ns)
+            self._note_wait(-1, picked.reason, draft.now_ns)
             return None
         if picked is None:
             if view.num_waiting and not view.num_running and not self.batch.outstanding:
@@ -628,7 +638,7 @@ class Scheduler:
                 break
         if self._charges:
             num_prefill = row.num_tokens if row.num_tokens > 1 or not tokens else 0
-            self.policy.charge(request, num_prefill, num_accepted)
+            self.policy.charge(request, num_prefill, num_accepted, now_ns)
         if request.num_computed_tokens >= (request.num_published_blocks + 1) * self.kv.block_size:
             self.kv.publish(request, request.num_computed_tokens)
         if self.siblings.has_parked(request) and request.num_computed_tokens >= request.num_prompt_tokens - 1:

@@ -24,10 +24,10 @@ from everystop.model.home import Home
 from everystop.model.pull import EMBEDDED, resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
 from everystop.model.weights import LoadedModel, load_model
+from everystop.scheduling import tenants_of
 from everystop.server.protocol import Limits
 from everystop.server.service import Service
 from everystop.server.state import ServedModel
-from everystop.tenants import read_tenants
 
 MIB = 1 << 20
 
@@ -60,7 +60,7 @@ class Opening:
         self.config = config
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.url = f"http://{host}:{port}"
-        self.tenants = read_tenants(config.tenants)
+        self.tenants = tenants_of(config)
         self._home = Home.from_environment()
         path = resolve_model(config.model, self._home)
         self._checkpoint = inspect_model(path)
@@ -102,6 +102,7 @@ class Opening:
             encode=tokenizer.encode,
             encode_chat=self.encode_chat,
             num_blocks=capacity.num_blocks,
+            tenant_names=tuple(self.tenants.by_name),
         )
 
     def _describe(self, loaded: LoadedModel, capacity: Capacity, threads: int) -> list[tuple[str, str]]:

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from everystop.core.errors import ConfigError
 from everystop.core.events import Event, FinishEvent, StepEvent
 from everystop.core.policy import Share
-from everystop.core.policy.accounts import Accounts
 from everystop.core.policy.fair import INPUT_COST, OUTPUT_COST
 from everystop.core.request import Request
 from everystop.core.scheduler import Limits
 from everystop.sim.routing import Sending, Station, nearest
 
 STEPS_AHEAD = 2
+NOT_HONOURED = ("max_queued", "token_rate", "kv_share")
+_ONE = 1 << 20  # counters are whole numbers, so that sums do not depend on their order
+
+
+@dataclass(slots=True)
+class _Account:
+    """A tenant: its service so far over its weight, who waits at the router, and how many are at the replicas."""
+
+    unit: int
+    max_running: int | None
+    counter: int = 0
+    line: deque[Request] = field(default_factory=deque)
+    num_sent: int = 0
+
+    def charge(self, cost: int) -> None:
+        """Count service; a negative cost gives some back."""
+        self.counter += cost * self.unit
+
+    @property
+    def competes(self) -> bool:
+        """It waits, and may have one more at the replicas."""
+        return bool(self.line) and (self.max_running is None or self.num_sent < self.max_running)
 
 
 @dataclass(slots=True)
@@ -31,8 +54,9 @@ class FairRouter:
 
     The counters are those of policy `fair` (Sheng et al., OSDI 2024, arXiv 2401.00588), kept once for all replicas: 1
     for a prompt token that is not in the chosen replica's prefix cache, charged when the request is sent, 2 for an
-    output token, charged when it comes; over the tenant's weight. `max_running` counts over all replicas. Keeping
-    requests back is what makes it fair: one that has been sent stands in a replica's own line, whoever comes next.
+    output token, charged when it comes; over the tenant's weight. A tenant that comes back from idle starts at the
+    least counter of those who wait. `max_running` counts over all replicas. Keeping requests back is what makes it
+    fair: one that has been sent stands in a replica's own line, whoever comes next.
 
     A replica has a place while it has fewer than `max_num_seqs` requests and, of those without a first token, fewer
     prompt tokens than two steps can compute, so it never runs dry, and little stands in line there, also when its KV
@@ -46,27 +70,53 @@ class FairRouter:
     is_late = True
 
     def __init__(self, *, limits: Limits, block_size: int, shares: Mapping[str, Share]) -> None:
+        """Raises ConfigError for limits on a tenant that only a replica could keep, where they would stop others."""
+        for name, share in shares.items():
+            for limit in NOT_HONOURED:
+                if getattr(share, limit) is not None:
+                    raise ConfigError(
+                        f"--router fair keeps weights and max_running over all replicas, but not {limit}, which the "
+                        f"tenant {name!r} has; take it out, or choose another router"
+                    )
         self._max_present = limits.max_num_seqs
         self._max_unstarted = STEPS_AHEAD * limits.max_num_batched_tokens
         self._block_size = block_size
-        self._accounts = Accounts(shares)
-        self._kept: dict[str, int] = {}  # number of requests by tenant, of those who have any
+        self._shares = shares
+        self._accounts: dict[str, _Account] = {}
+        self._competing: dict[str, _Account] = {}
+        self._last = _Account(_ONE, None)  # the last one who stopped to compete
         self._trips: dict[int, _Trip] = {}
         self._num_present: list[int] = []
         self._num_unstarted: list[int] = []
 
     def waiting_tenants(self) -> Iterable[str]:
         """Whose requests it keeps."""
-        return list(self._kept)
+        return [name for name, account in self._accounts.items() if account.line]
 
     def take(self, request: Request, stations: Sequence[Station], now_ns: int) -> Iterator[Sending]:
         """The request joins its tenant's line; yields those who go now."""
         if not self._num_present:
             self._num_present, self._num_unstarted = [0] * len(stations), [0] * len(stations)
-        self._accounts.open(request.tenant).line.push(request)
-        self._accounts.settle(request.tenant)
-        self._kept[request.tenant] = self._kept.get(request.tenant, 0) + 1
+        self._account(request.tenant).line.append(request)
+        self._settle(request.tenant)
         return self._sendings(stations)
+
+    def _account(self, tenant: str) -> _Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            share = self._shares.get(tenant, Share())
+            account = self._accounts[tenant] = _Account(max(1, round(_ONE / share.weight)), share.max_running)
+        return account
+
+    def _settle(self, tenant: str) -> None:
+        """Lift the counter of a tenant that competes from now on; note one that no longer does."""
+        account = self._accounts[tenant]
+        if account.competes and tenant not in self._competing:
+            waiting = (other.counter for other in self._competing.values())
+            account.counter = max(account.counter, min(waiting, default=self._last.counter))
+            self._competing[tenant] = account
+        elif not account.competes and tenant in self._competing:
+            self._last = self._competing.pop(tenant)
 
     def hear(self, index: int, events: Sequence[Event], stations: Sequence[Station], now_ns: int) -> Iterator[Sending]:
         """Charge what a replica has brought, and yield those who go to the places that have come free."""
@@ -85,23 +135,19 @@ class FairRouter:
         self._leave(index, request.request_id)
 
     def _sendings(self, stations: Sequence[Station]) -> Iterator[Sending]:
-        while self._kept:
+        while self._competing:
             loads = {
                 i: num
                 for i, num in enumerate(self._num_present)
                 if num < self._max_present and self._num_unstarted[i] < self._max_unstarted
             }
-            request = self._next() if loads else None
-            if request is None:
+            if not loads:
                 return
+            account = min(self._competing.values(), key=lambda a: (a.counter, a.line[0].request_id))
+            request = account.line.popleft()
             index, num_matched = nearest(stations, request.block_keys, loads)
             self._depart(index, request, num_matched * self._block_size)
             yield index, request
-
-    def _next(self) -> Request | None:
-        """The first of the tenant that has been served least; None if all who wait run as many as they may."""
-        heads = [(account.counter, head) for account in self._accounts.competing() if (head := account.line.head())]
-        return min(heads, key=lambda pair: (pair[0], pair[1].request_id))[1] if heads else None
 
     def _depart(self, index: int, request: Request, num_matched_tokens: int) -> None:
         tenant, request_id = request.tenant, request.request_id
@@ -109,14 +155,10 @@ class FairRouter:
         self._trips[request_id] = _Trip(tenant, request.num_prompt_tokens, num_due, num_due)
         self._num_present[index] += 1
         self._num_unstarted[index] += num_due
-        self._kept[tenant] -= 1
-        if not self._kept[tenant]:
-            del self._kept[tenant]
         account = self._accounts[tenant]
-        account.line.discard(request)
-        account.running.add(request_id)
+        account.num_sent += 1
         account.charge(INPUT_COST * num_due)
-        self._accounts.settle(tenant)
+        self._settle(tenant)
 
     def _charge_step(self, index: int, event: StepEvent) -> None:
         for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
@@ -137,5 +179,5 @@ class FairRouter:
         trip = self._trips.pop(request_id)
         self._num_present[index] -= 1
         self._num_unstarted[index] -= trip.num_unstarted
-        self._accounts[trip.tenant].running.discard(request_id)
-        self._accounts.settle(trip.tenant)
+        self._accounts[trip.tenant].num_sent -= 1
+        self._settle(trip.tenant)

@@ -16,7 +16,7 @@ from typing import Any
 
 from everystop.core.errors import RecordError
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import AGEING_NS, Share, make_policy
+from everystop.core.policy import AGEING_NS, QUANTUM, Share, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.core.step_time import StepTimeModel
@@ -52,6 +52,7 @@ class Record:
                 "batch_wait_ns": header["batch_wait_ns"],
                 "ageing_ns": header.get("ageing_ns") or AGEING_NS,
                 "shares": {str(number): Share(*share) for number, share in enumerate(header.get("shares", ()))},
+                "quantum": header.get("quantum") or QUANTUM,
             },
             Limits(**header["limits"]),
             header["kv"],

@@ -7,6 +7,7 @@ Prefix hits come from the recorded block keys, and tokens are filler, but for th
 from __future__ import annotations
 
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -226,7 +227,7 @@ def _tokens(row: int | list[int] | str) -> tuple[int, ...] | str:
 
 
 def _simulate(record: Record, policy: str, redrive: _Redrive, cost: CostModel) -> Timeline:
-    """The recorded arrivals and departures under a policy, in virtual time."""
+    """The recorded arrivals and departures under a policy, in virtual time; what was refused then stays away."""
     timeline, clock = Timeline(), Clock()
     scheduler = record.make_scheduler(policy)
     runner = SimulatedRunner(cost.plan_ns, clock.advance)
@@ -240,7 +241,8 @@ def _simulate(record: Record, policy: str, redrive: _Redrive, cost: CostModel) -
                 scheduler.abort(request_id, now_ns)
             else:
                 num_tokens = 0 if request_id in left else redrive.timeline.num_tokens[request_id]
-                scheduler.add(record.make_request(call, num_tokens or call[6]), now_ns)
+                with suppress(RequestError):  # which this policy, or at this pace, does not take
+                    scheduler.add(record.make_request(call, num_tokens or call[6]), now_ns)
         turn = loop.turn()
         timeline.note(turn.events)
         if turn.is_idle:

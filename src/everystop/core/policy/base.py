@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -15,9 +15,10 @@ AGEING_NS = 10_000_000_000
 
 
 class Wait(NamedTuple):
-    """Nobody boards before `until_ns`."""
+    """Nobody boards before `until_ns`, unless something happens meanwhile; `reason` is why those who wait do."""
 
     until_ns: int
+    reason: WaitReason = WaitReason.BATCH_FILL
 
 
 class SlotUse(Enum):
@@ -28,9 +29,18 @@ class SlotUse(Enum):
     PADDED = "padded"
 
 
+def _nothing_matched(request: Request) -> int:
+    return 0
+
+
 @dataclass(slots=True)
 class View:
-    """What a policy may see: the time and counts, as of this step, and what is known of step times."""
+    """What a policy may see: the time and counts, as of this step, the size of the KV cache, and what is known of step
+    times.
+
+    `num_matched_tokens(request)` is the length of the request's longest prefix that the cache holds now, in tokens;
+    asking pins nothing, and takes time in proportion to the request's blocks.
+    """
 
     now_ns: int = 0
     max_num_seqs: int = 0
@@ -38,20 +48,30 @@ class View:
     num_waiting: int = 0
     num_held: int = 0
     step_times: StepTimeModel = UNKNOWN_STEP_TIMES
+    num_blocks: int = 0
+    block_size: int = 1
+    num_matched_tokens: Callable[[Request], int] = _nothing_matched
 
 
 class Policy:
     """Owns its order over waiting requests and nothing else; keeps the oldest longest, unless overridden.
 
     `on_add` is called when a request starts to wait: at arrival, after a preemption, and when a fork's source is ready.
-    `on_admit` ends its waiting, `on_remove` its life: finished or aborted in any state. One that `add` refuses is never
-    heard of. With `may_displace`, who is picked and finds no room costs the tail of the keep order its place, if that
-    one's key is greater. `barrier_reason` says why others wait when `pick` returns None.
+    `on_admit` ends its waiting, `on_remove` its life: finished or aborted in any state. Of one that `add` refuses
+    only `check_add` hears. With `may_displace`, who is picked and finds no room costs the tail of the keep order its
+    place, if that one's key is greater. `barrier_reason` says why others wait when `pick` returns None.
     """
 
     may_displace: bool = False
     slot_use: SlotUse = SlotUse.FREE
     barrier_reason: WaitReason = WaitReason.BATCH_BARRIER
+
+    def check_add(self, request: Request, view: View) -> None:
+        """Raise RequestError to refuse a request before it is taken; notes nothing.
+
+        Asked with the first of the n choices of a client's request, for all of them (`params.n`); where that one was
+        refused, with the others too, so the answer must not depend on which it is.
+        """
 
     def on_add(self, request: Request, view: View) -> None:
         """Note that the request waits."""
@@ -73,8 +93,8 @@ class Policy:
         """Smaller keeps slot and blocks longer; must end in `request_id` so that it is unique."""
         return (request.request_id,)
 
-    def charge(self, request: Request, num_prefill: int, num_decode: int) -> None:
-        """Account for computed tokens, at each update."""
+    def charge(self, request: Request, num_prefill: int, num_decode: int, now_ns: int) -> None:
+        """Account for computed tokens, at each update; the request may have lost its place since they were planned."""
 
     def passed_over(self, head: Request) -> Iterable[tuple[Request, WaitReason]]:
         """Requests that wait for a reason of their own while `head` is the next to board; asked when that changes."""
