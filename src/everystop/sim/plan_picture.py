@@ -18,9 +18,9 @@ from everystop.core.errors import EverystopError
 from everystop.sim.plan_report import in_time, source
 
 DPI = 110
-WIDTH, BOTTOM, ROW, LINE = 13.0, 1.4, 0.5, 0.235  # inches: the figure, the margin below, a row, a line of words
+WIDTH, ROW, LINE, SMALL_LINE = 13.0, 0.5, 0.235, 0.18  # inches: the figure, a row, lines of words
 BAR, CHARACTER = 0.98, 0.082  # inches: colour bar with its labels, a character in a cell
-ANSWER_CHARS, BASIS_CHARS = 146, 172  # that fit on a line
+ANSWER_CHARS, BASIS_CHARS = 146, 165  # that fit on a line
 COLOURS = "cividis"  # even in lightness, and the same to every kind of colour vision
 
 
@@ -78,8 +78,9 @@ class _Drawing:
     def draw(self) -> Any:
         """The whole figure, not yet written."""
         answer = [part for line in self._figures["answer"]["sentences"] for part in textwrap.wrap(line, ANSWER_CHARS)]
-        top = 0.6 + LINE * len(answer)
-        height = top + BOTTOM + ROW * min(max(len(self._rows), 4), 24)
+        basis = textwrap.wrap(self._basis(), BASIS_CHARS)
+        top, bottom = 0.6 + LINE * len(answer), 1.05 + SMALL_LINE * len(basis)
+        height = top + bottom + ROW * min(max(len(self._rows), 4), 24)
         figure = self._pieces["figure"].Figure(figsize=(WIDTH, height), facecolor=self._theme.page)
         margin = 0.75 if self._figures["price"] is None else 1.75
         width = (WIDTH - margin - 2 * BAR) / 2
@@ -88,7 +89,7 @@ class _Drawing:
             left = margin + i * (width + BAR)
             boxes = ((left, width), (left + width + 0.08, 0.16))
             axes, bar = (
-                figure.add_axes((x / WIDTH, BOTTOM / height, w / WIDTH, 1 - (top + BOTTOM) / height)) for x, w in boxes
+                figure.add_axes((x / WIDTH, bottom / height, w / WIDTH, 1 - (top + bottom) / height)) for x, w in boxes
             )
             self._panel(axes, bar, name, title)
             self._label_cells(axes, name, width)
@@ -96,8 +97,8 @@ class _Drawing:
                 axes.set_ylabel("replicas", color=self._theme.ink, fontsize=11)
             else:
                 axes.set_yticklabels([])
-        self._words(figure, height, answer)
-        self._legend(figure, height)
+        self._words(figure, height, answer, basis)
+        self._legend(figure, (0.12 + SMALL_LINE * len(basis)) / height)
         return figure
 
     def _panel(self, axes: Any, bar: Any, name: str, title: str) -> None:
@@ -212,21 +213,25 @@ class _Drawing:
         bar.outline.set_visible(False)
         bar.ax.axhline(target, color="#FFFFFF", lw=2.6, path_effects=self._halo())
 
-    def _words(self, figure: Any, height: float, answer: Sequence[str]) -> None:
+    def _words(self, figure: Any, height: float, answer: Sequence[str], basis: Sequence[str]) -> None:
         """The answer above, and below what it rests on."""
-        words = {"color": self._theme.ink, "fontsize": 12, "va": "top", "linespacing": 1.35}
-        figure.text(0.012, 1 - 0.14 / height, "\n".join(answer), **words)
+        ink = self._theme.ink
+        above = {"color": ink, "fontsize": 12, "va": "top", "linespacing": 1.35}
+        figure.text(0.012, 1 - 0.14 / height, "\n".join(answer), **above)
+        below = {"color": ink, "fontsize": 9.5, "va": "bottom", "linespacing": 1.3}
+        figure.text(0.012, 0.1 / height, "\n".join(basis), **below)
+
+    def _basis(self) -> str:
+        """What the picture rests on."""
         trace, setup, method = (self._figures[name] for name in ("trace", "setup", "method"))
-        basis = (
+        return (
             f"Simulated, flags as given: policy {setup['policy']}, router {setup['router']}, max-num-seqs "
             f"{setup['limits']['max_num_seqs']}, max-num-batched-tokens {setup['limits']['max_num_batched_tokens']}; "
             f"{trace['file']}, {method['num_requests']:,} requests in each simulation. "
             f"Step times: {source(self._figures)}."
         )
-        text = textwrap.fill(textwrap.shorten(basis, 2 * BASIS_CHARS, placeholder=" …"), BASIS_CHARS)
-        figure.text(0.012, 0.1 / height, text, color=self._theme.ink, fontsize=9.5, va="bottom", linespacing=1.3)
 
-    def _legend(self, figure: Any, height: float) -> None:
+    def _legend(self, figure: Any, bottom: float) -> None:
         line, patch = self._pieces["lines"].Line2D, self._pieces["patches"].Patch
         star = {"marker": "*", "ms": 14, "mfc": "#E69F00", "mec": "#000000", "lw": 0}
         handles = [
@@ -250,7 +255,7 @@ class _Drawing:
         figure.legend(
             handles=handles,
             loc="lower left",
-            bbox_to_anchor=(0.006, 0.5 / height),
+            bbox_to_anchor=(0.006, bottom),
             ncols=4,
             frameon=False,
             fontsize=10,
