@@ -24,7 +24,7 @@ from typing import Any
 from everystop.sim.cost import CostModel
 
 SKETCH = CostModel(step_ns=5.5e6, token_ns=3.5e5, row_ns=4e4, source="a sketch of a small model on two cores")
-RATE_PER_REPLICA = 16.0
+RATE_PER_REPLICA = 24.0
 NUM_TENANTS, NUM_PREFIXES = 8, 500
 MAX_GROWTH = 1.1
 

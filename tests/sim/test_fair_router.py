@@ -18,6 +18,7 @@ from everystop.core.policy import Share
 from everystop.core.request import FinishReason, Request, SamplingParams
 from everystop.core.scheduler import Limits
 from everystop.sim.fair_router import FairRouter
+from everystop.sim.routing import AtOnce, RoundRobin
 from everystop.sim.simulator import Simulation
 from everystop.sim.tally import Tally
 from everystop.sim.traces import TraceRequest
@@ -223,3 +224,30 @@ def test_nobody_is_lost_also_where_blocks_are_short(policy: str) -> None:
     ]
     assert runs[0]["num_finished"] == sum(replica["num_requests"] for replica in runs[0]["replicas"]) == 300
     assert json.dumps(runs[0]) == json.dumps(runs[1])
+
+
+class LateRoundRobin(AtOnce):
+    """Sends at once, but has the simulator tell it of every step."""
+
+    is_late = True
+
+    def __init__(self) -> None:
+        super().__init__(RoundRobin())
+        self.heard: list[tuple[int, int]] = []
+
+    def hear(self, index: int, events: Any, stations: Any, now_ns: int) -> tuple[()]:
+        self.heard += [(now_ns, event.now_ns) for event in events if isinstance(event, StepEvent)]
+        return ()
+
+
+def test_replicas_do_the_same_whether_the_router_hears_of_steps_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it hears of each when it ends, in the order of time."""
+    changes: dict[str, Any] = {"num_replicas": 3, "cost": LINE, "policy": "static", "num_blocks": 30}
+    trace = list(random_trace(300, gap_ms=0.5, num_ids=5))
+    expected = run(trace, **changes)
+    router = LateRoundRobin()
+    monkeypatch.setattr("everystop.sim.simulator.make_router", lambda *_, **__: router)
+    assert run(trace, **changes) == expected
+    assert len(router.heard) >= expected["num_steps"] > 100
+    assert router.heard == sorted(router.heard)
+    assert all(now_ns == ended_ns for now_ns, ended_ns in router.heard)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
@@ -64,9 +64,15 @@ class Setup:
 
     def as_data(self) -> dict[str, Any]:
         """All of it as plain data."""
-        data = asdict(self)
-        data["policy_settings"] |= {"shares": {name: share._asdict() for name, share in self.shares.items()}}
-        return data
+        settings = {name: _plain(value) for name, value in self.policy_settings.items()}
+        return asdict(replace(self, policy_settings=settings))
+
+
+def _plain(value: Any) -> Any:
+    """Named tuples as objects of their fields, also within a mapping."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return value._asdict() if hasattr(value, "_asdict") else value
 
 
 class Witness(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
@@ -52,6 +52,14 @@ class Histogram:
         self.num += num
         self.total_ns += ns * num
         self.max_ns = max(self.max_ns, ns)
+
+    def take(self, other: Histogram) -> None:
+        """Count all that another one has counted."""
+        for bucket, num in other._buckets.items():
+            self._buckets[bucket] = self._buckets.get(bucket, 0) + num
+        self.num += other.num
+        self.total_ns += other.total_ns
+        self.max_ns = max(self.max_ns, other.max_ns)
 
     def percentiles_ns(self, shares: Iterable[int]) -> list[int]:
         """The values that these percentages (ascending) of all do not exceed; 0 of nothing."""
@@ -110,9 +118,20 @@ class Totals:
             "e2e_ms": self.e2e.in_ms(),
         }
 
+    def take(self, other: Totals) -> None:
+        """Add another group."""
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in DURATIONS:
+            getattr(self, name).take(getattr(other, name))
+
     def good_share(self) -> float:
         """Share of the requests that were taken which met what was demanded."""
         return round(self.num_good / max(1, self.num_requests), 6)
+
+
+DURATIONS = ("ttft", "itl", "tpot", "e2e")
+COUNTS = tuple(each.name for each in fields(Totals) if each.type == "int")
 
 
 @dataclass(slots=True)
@@ -137,7 +156,6 @@ class Tally:
     def __init__(self, slo: Slo | None = None, *, request_ns: int = 0) -> None:
         self._request_ns = request_ns
         self.slo = slo or Slo()
-        self.everyone = Totals()
         self.tenants: dict[str, Totals] = {}
         self.num_refused = 0
         self.num_steps = 0
@@ -148,6 +166,13 @@ class Tally:
         self._held: dict[int, int] = {}  # requests that a router kept: when they arrived at it
         self._rides: dict[int, _Ride] = {}
         self._computed_before: dict[int, int] = {}  # of preempted requests: tokens that had been computed
+
+    def everyone(self) -> Totals:
+        """All tenants together."""
+        totals = Totals()
+        for tenant in self.tenants.values():
+            totals.take(tenant)
+        return totals
 
     def hold(self, request_id: int, arrival_ns: int) -> None:
         """The request, which will reach a replica later, arrived then."""
@@ -181,7 +206,6 @@ class Tally:
             tenant = self.tenants[event.tenant] = Totals()
         arrival_ns = self._held.pop(event.request_id, event.now_ns)
         self._rides[event.request_id] = _Ride(arrival_ns, tenant)
-        self.everyone.num_requests += 1
         tenant.num_requests += 1
 
     def _board(self, event: AdmitEvent) -> None:
@@ -219,7 +243,6 @@ class Tally:
     def _first_token(self, ride: _Ride, now_ns: int) -> None:
         ride.first_ns = now_ns
         ttft_ns = now_ns - ride.arrival_ns + self._request_ns
-        self.everyone.ttft.add(ttft_ns)
         ride.tenant.ttft.add(ttft_ns)
         ride.tenant.service += OUTPUT_COST
         if self.slo.ttft_ns is not None and ttft_ns > self.slo.ttft_ns:
@@ -229,7 +252,6 @@ class Tally:
         """Take what a step has gathered for a tenant into the histograms."""
         for last_ns, num in tenant.gaps.items():
             tenant.itl.add(now_ns - last_ns, num)
-            self.everyone.itl.add(now_ns - last_ns, num)
             tenant.service += OUTPUT_COST * num
         tenant.gaps.clear()
 
@@ -242,23 +264,22 @@ class Tally:
         ride = self._rides.pop(event.request_id)
         self._computed_before.pop(event.request_id, None)
         self.end_ns = max(self.end_ns, event.now_ns)
-        num_gaps = event.num_output_tokens - 1
+        totals, num_gaps = ride.tenant, event.num_output_tokens - 1
         is_complete = event.reason in (FinishReason.STOP, FinishReason.LENGTH)
-        for totals in (self.everyone, ride.tenant):
-            totals.num_finished += is_complete
-            totals.num_good += is_complete and not ride.is_late
-            totals.num_prompt_tokens += event.num_prompt_tokens
-            totals.num_output_tokens += event.num_output_tokens
-            totals.num_cached_tokens += event.num_cached_tokens
-            totals.num_preemptions += event.num_preemptions
-            totals.e2e.add(event.now_ns - ride.arrival_ns + self._request_ns)
-            if num_gaps > 0:
-                totals.tpot.add((ride.last_ns - ride.first_ns) // num_gaps)
+        totals.num_finished += is_complete
+        totals.num_good += is_complete and not ride.is_late
+        totals.num_prompt_tokens += event.num_prompt_tokens
+        totals.num_output_tokens += event.num_output_tokens
+        totals.num_cached_tokens += event.num_cached_tokens
+        totals.num_preemptions += event.num_preemptions
+        totals.e2e.add(event.now_ns - ride.arrival_ns + self._request_ns)
+        if num_gaps > 0:
+            totals.tpot.add((ride.last_ns - ride.first_ns) // num_gaps)
 
     def figures(self) -> dict[str, Any]:
         """The results as plain data, the same bytes for the same run. Durations in milliseconds."""
         seconds = self.end_ns / NS_PER_S
-        everyone = self.everyone
+        everyone = self.everyone()
         return {
             "num_refused": self.num_refused,
             "num_steps": self.num_steps,
@@ -269,19 +290,19 @@ class Tally:
             "num_recomputed_tokens": self.num_recomputed_tokens,
             "recomputed_share": round(self.num_recomputed_tokens / max(1, self.num_computed_tokens), 6),
             **everyone.figures(),
-            "goodput": self._goodput(seconds),
+            "goodput": self._goodput(everyone, seconds),
             "tenants": {
                 name: totals.figures() | ({"good_share": totals.good_share()} if self.slo.is_given else {})
                 for name, totals in sorted(self.tenants.items())
             },
         }
 
-    def _goodput(self, seconds: float) -> dict[str, float] | None:
+    def _goodput(self, everyone: Totals, seconds: float) -> dict[str, float] | None:
         """Share and rate of the requests, refused ones included, that met what was demanded; None without a demand."""
         if not self.slo.is_given:
             return None
-        num_good = self.everyone.num_good
+        num_good = everyone.num_good
         return {
-            "share": round(num_good / max(1, self.everyone.num_requests + self.num_refused), 6),
+            "share": round(num_good / max(1, everyone.num_requests + self.num_refused), 6),
             "requests_per_s": round(num_good / seconds, 3) if seconds else 0.0,
         }
