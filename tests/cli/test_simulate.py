@@ -210,7 +210,11 @@ def test_replay_shows_that_the_plans_are_the_recorded_ones(tmp_path: Path, capsy
     assert "all as recorded" in text
     assert "simulated" not in text
     assert cli.main(["replay", "run.gz", "--policy", "static"]) == 0
-    assert "simulated under static" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert text.splitlines()[2].split() == ["ms", "recorded", "continuous*", "static*", "change"]
+    assert (
+        "* simulated, with step times fitted to the record; against the record continuous is off by TTFT p50 " in text
+    )
 
 
 def test_replay_of_another_policy_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

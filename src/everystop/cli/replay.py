@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Replay, and print what was found."""
     from everystop.sim.replay import replay
-    from everystop.sim.report import describe_replay, replay_figures
+    from everystop.sim.replay_report import describe_replay, replay_figures
 
     report = replay(arguments.record, policy=arguments.policy)
     figures = replay_figures(report)

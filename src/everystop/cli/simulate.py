@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from everystop.sim.cost import StepCost
     from everystop.sim.simulator import Setup
     from everystop.sim.tally import Slo
+    from everystop.sim.traces import TraceOptions
 
 GROUPS = (SCHEDULER, KV_CACHE)
 FURTHER = ("max_model_len",)  # of the model, as far as the scheduler cares
@@ -36,6 +37,18 @@ def add_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     add_trace_options(parser.add_argument_group("trace"))
+    add_machine_options(parser)
+    add_slo_options(parser.add_argument_group("goodput"))
+    parser.add_argument(
+        "--replicas", metavar="N", type=int, default=1, help="equal servers behind a router (default: 1)"
+    )
+    parser.add_argument("--check", action="store_true", help="check every invariant of the scheduler after each step")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.set_defaults(run=run)
+
+
+def add_machine_options(parser: Any) -> None:
+    """Step times, router, and the options of the scheduler and the KV cache."""
     add = parser.add_argument_group("machine").add_argument
     add(
         "--cost",
@@ -44,9 +57,7 @@ def add_parser(commands: Any) -> None:
         help="step times: measured (the default) for those that calibrate keeps for this machine, a file that it "
         "wrote, or a preset, GPU:MODEL",
     )
-    add("--replicas", metavar="N", type=int, default=1, help="equal servers behind a router (default: 1)")
     add("--router", default="round-robin", help="round-robin (default), least-loaded, prefix-affinity or fair")
-    add_slo_options(parser.add_argument_group("goodput"))
     groups = {title: parser.add_argument_group(title) for title in GROUPS}
     for field in scheduler_fields():
         settings.add_option(groups.get(field.metadata["group"], groups[SCHEDULER]), field)
@@ -56,9 +67,6 @@ def add_parser(commands: Any) -> None:
         type=int,
         help=f"blocks of the KV cache (default: as many as hold {NUM_CACHE_TOKENS:,} tokens)",
     )
-    parser.add_argument("--check", action="store_true", help="check every invariant of the scheduler after each step")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    parser.set_defaults(run=run)
 
 
 def add_trace_options(group: Any) -> None:
@@ -89,16 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate, and print the results."""
     config = settings.make_config(arguments)
     from everystop.sim.report import describe_run, run_trace
-    from everystop.sim.traces import FORMATS, TraceOptions
 
-    if arguments.format is not None and arguments.format not in FORMATS:
-        raise ConfigError(f"--format is {arguments.format!r}; choose one of {', '.join(FORMATS)}")
-    options = TraceOptions(
-        format=arguments.format,
-        scale_lengths=arguments.scale_lengths,
-        dilate_time=arguments.dilate_time,
-        limit=arguments.limit,
-    )
     setup = make_setup(
         config,
         calibrate.read_cost(arguments.cost),
@@ -108,9 +107,23 @@ def run(arguments: argparse.Namespace) -> int:
         slo=make_slo(arguments),
         check=arguments.check,
     )
-    results = run_trace(arguments.trace, options, setup)
+    results = run_trace(arguments.trace, trace_options(arguments), setup)
     print(json.dumps(results) if arguments.json else describe_run(results))
     return 0
+
+
+def trace_options(arguments: argparse.Namespace) -> TraceOptions:
+    """How the trace is read; raises ConfigError."""
+    from everystop.sim.traces import FORMATS, TraceOptions
+
+    if arguments.format is not None and arguments.format not in FORMATS:
+        raise ConfigError(f"--format is {arguments.format!r}; choose one of {', '.join(FORMATS)}")
+    return TraceOptions(
+        format=arguments.format,
+        scale_lengths=arguments.scale_lengths,
+        dilate_time=arguments.dilate_time,
+        limit=arguments.limit,
+    )
 
 
 def make_slo(arguments: argparse.Namespace) -> Slo:
@@ -146,3 +159,10 @@ def make_setup(config: Config, cost: StepCost, *, num_blocks: int | None = None,
         policy_settings=policy_settings(config),
         **others,
     )
+
+
+def changed_settings(config: Config) -> dict[str, Any]:
+    """The settings that a simulated server shares with `serve` and that are not left at their defaults."""
+    usual = Config()
+    values = {field.name: getattr(config, field.name) for field in scheduler_fields()}
+    return {name: value for name, value in values.items() if value != getattr(usual, name)}

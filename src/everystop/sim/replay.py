@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from everystop.core.errors import RecordError, RequestError
-from everystop.core.events import ArrivalEvent, Event, FinishEvent, StepEvent
+from everystop.core.events import ArrivalEvent, Event, FinishEvent, PreemptEvent, StepEvent
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.step_time import StepFeatures, StepTimeModel
 from everystop.engine.loop import StepLoop
@@ -27,7 +27,7 @@ from everystop.sim.record import STOP_TOKEN, Record
 @dataclass(slots=True)
 class Timeline:
     """When requests arrived, brought their first token and ended, by request id, and the gaps between tokens; in
-    nanoseconds.
+    nanoseconds. `tenant` has the number that stands for each request's tenant in the record.
     """
 
     arrival_ns: dict[int, int] = field(default_factory=dict)
@@ -36,6 +36,8 @@ class Timeline:
     num_tokens: Counter[int] = field(default_factory=Counter)
     itl_ns: list[int] = field(default_factory=list)
     num_steps: int = 0
+    num_preemptions: int = 0
+    tenant: dict[int, str] = field(default_factory=dict)
     _last_token_ns: dict[int, int] = field(default_factory=dict)
 
     def note(self, events: list[Event]) -> None:
@@ -43,8 +45,11 @@ class Timeline:
         for event in events:
             if isinstance(event, ArrivalEvent):
                 self.arrival_ns[event.request_id] = event.now_ns
+                self.tenant[event.request_id] = event.tenant
             elif isinstance(event, FinishEvent):
                 self.finish_ns[event.request_id] = event.now_ns
+            elif isinstance(event, PreemptEvent):
+                self.num_preemptions += 1
             elif isinstance(event, StepEvent):
                 self.num_steps += bool(event.plan.rows)
                 for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
@@ -59,11 +64,19 @@ class Timeline:
 
     def ttft_ns(self) -> list[int]:
         """Arrival to first token, of every request that got one."""
-        return [when - self.arrival_ns[request_id] for request_id, when in self.first_token_ns.items()]
+        return list(self.ttft_by_request().values())
+
+    def ttft_by_request(self) -> dict[int, int]:
+        """The same, by request id."""
+        return {request_id: when - self.arrival_ns[request_id] for request_id, when in self.first_token_ns.items()}
 
     def e2e_ns(self) -> list[int]:
         """Arrival to end, of every request that ended."""
         return [when - self.arrival_ns[request_id] for request_id, when in self.finish_ns.items()]
+
+    def span_ns(self) -> int:
+        """First arrival to last end."""
+        return max(self.finish_ns.values(), default=0) - min(self.arrival_ns.values(), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,9 @@ class ReplayReport:
     """What a replay found.
 
     `first_difference` is the step whose plan is not the recorded one, None if all are. `is_truncated` tells that the
-    record ends in the middle. `replayed` is the same run again, or what another policy would have made of it.
+    record ends in the middle. `replayed` is the same run again, or what another policy would have made of it; then
+    `baseline` is the recorded policy in the same simulation, so that what differs is the policy's doing.
+    `recorded_policy` is its name.
     """
 
     policy: str
@@ -81,6 +96,8 @@ class ReplayReport:
     is_truncated: bool
     recorded: Timeline
     replayed: Timeline
+    baseline: Timeline | None = None
+    recorded_policy: str = ""
 
 
 def replay(path: Path, *, policy: str | None = None) -> ReplayReport:
@@ -92,9 +109,11 @@ def replay(path: Path, *, policy: str | None = None) -> ReplayReport:
     record = Record.read(path)
     redrive = _Redrive(record)
     redrive.run()
-    replayed = redrive.timeline
-    if policy is not None and policy != record.policy:
-        replayed = _simulate(record, policy, redrive, fit_line(redrive.steps, record.step_times))
+    replayed, baseline = redrive.timeline, None
+    if policy is not None and policy != record.policy and redrive.first_difference is None:
+        cost = fit_line(redrive.steps, record.step_times)
+        replayed = _simulate(record, policy, redrive, cost)
+        baseline = _simulate(record, record.policy, redrive, cost)
     return ReplayReport(
         policy or record.policy,
         redrive.num_plans,
@@ -103,6 +122,8 @@ def replay(path: Path, *, policy: str | None = None) -> ReplayReport:
         record.is_truncated,
         redrive.timeline,
         replayed,
+        baseline,
+        record.policy,
     )
 
 

@@ -1,4 +1,4 @@
-"""What `simulate`, `calibrate` and `replay` find, as plain data and in words."""
+"""What `simulate` and `calibrate` find, as plain data and in words."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 from everystop.sim.cost import CostModel
 from everystop.sim.fit import Fit, fit
-from everystop.sim.replay import ReplayReport, Timeline, predict, timed_steps
+from everystop.sim.replay import ReplayReport, predict, timed_steps
+from everystop.sim.replay_report import replay_figures
 from everystop.sim.simulator import Setup, Simulation
-from everystop.sim.tally import NS_PER_MS, Histogram
+from everystop.sim.tally import NS_PER_MS
 from everystop.sim.traces import TraceOptions, read_trace
 
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -30,7 +31,7 @@ def describe_run(results: dict[str, Any]) -> str:
     lines = [
         f"{trace['file']}: {results['num_requests']:,} requests, lengths × {trace['scale_lengths']:g}, "
         f"time × {trace['dilate_time']:g}",
-        f"policy {setup['policy']}, {_several(setup['num_replicas'], 'replica')}, router {setup['router']}; "
+        f"policy {setup['policy']}, {several(setup['num_replicas'], 'replica')}, router {setup['router']}; "
         f"step times: {setup['cost']['source'] or 'no source given'}",
         "",
         *_table(results),
@@ -63,13 +64,14 @@ def _promise_lines(results: dict[str, Any]) -> list[str]:
         )
     if fairness is not None:
         lines.append(
-            f"Jain's index over tenants that waited, in {_several(fairness['num_windows'], 'window')} of "
+            f"Jain's index over tenants that waited, in {several(fairness['num_windows'], 'window')} of "
             f"{fairness['window_s']:g} s: mean {fairness['mean']:.3f}, least {fairness['least']:.3f}"
         )
     return lines
 
 
-def _several(num: int, what: str) -> str:
+def several(num: int, what: str) -> str:
+    """So many of it, in words."""
     return f"{num} {what}{'' if num == 1 else 's'}"
 
 
@@ -149,47 +151,3 @@ def describe_model(model: CostModel) -> str:
     """The numbers of a cost model, and where they come from."""
     lines = [f"{name:20}{value:16,.1f}" for name, value in model.numbers().items()]
     return "\n".join([*lines, model.source])
-
-
-def replay_figures(report: ReplayReport) -> dict[str, Any]:
-    """A replay as plain data; `recorded` and `replayed` have the same fields."""
-    return {
-        "policy": report.policy,
-        "num_plans": report.num_plans,
-        "num_requests": report.num_requests,
-        "first_difference": report.first_difference,
-        "is_truncated": report.is_truncated,
-        "recorded": _timeline_figures(report.recorded),
-        "replayed": _timeline_figures(report.replayed),
-    }
-
-
-def _timeline_figures(timeline: Timeline) -> dict[str, Any]:
-    figures: dict[str, Any] = {"num_steps": timeline.num_steps, "num_output_tokens": timeline.num_tokens.total()}
-    for name, durations in (
-        ("ttft_ms", timeline.ttft_ns()),
-        ("itl_ms", timeline.itl_ns),
-        ("e2e_ms", timeline.e2e_ns()),
-    ):
-        histogram = Histogram()
-        for ns in durations:
-            histogram.add(ns)
-        figures[name] = histogram.in_ms()
-    return figures
-
-
-def describe_replay(figures: dict[str, Any]) -> str:
-    """A replay in words."""
-    step = figures["first_difference"]
-    verdict = "all as recorded" if step is None else f"step {step} is the first that differs from the record"
-    lines = [f"{figures['num_requests']:,} requests, {figures['num_plans']:,} plans: {verdict}"]
-    if figures["is_truncated"]:
-        lines.append("the record is cut off; it was read up to there")
-    for title in ("recorded", "replayed"):
-        run = figures[title]
-        name = f"simulated under {figures['policy']}" if title == "replayed" else "recorded"
-        if title == "replayed" and run == figures["recorded"]:
-            continue
-        counts = f"{run['num_steps']:,} steps, {run['num_output_tokens']:,} output tokens"
-        lines += ["", f"{name}: {counts}", *_table(run)]
-    return "\n".join(lines)

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Protocol
 
 from everystop.core.errors import ConfigError, RequestError
 from everystop.core.events import Event
@@ -75,6 +75,18 @@ def _plain(value: Any) -> Any:
     return value._asdict() if hasattr(value, "_asdict") else value
 
 
+class Witness(Protocol):
+    """Who hears of everything that happens on the replicas; what it raises ends the run."""
+
+    def note(self, events: Iterable[Event]) -> int:
+        """Take in the events of one turn of a replica; returns how many requests ended in it."""
+        ...
+
+    def hold(self, request_id: int, arrival_ns: int) -> None:
+        """A request that is about to be added has been at the router since it arrived."""
+        ...
+
+
 class VirtualRunner:
     """Computes nothing: a step takes what the cost model says, and each row that samples gets its request's id as
     token, so that no two requests' outputs are taken for the same.
@@ -103,7 +115,7 @@ class Replica:
     to it that an arrival meets the state of its own time.
     """
 
-    def __init__(self, setup: Setup, tally: Tally) -> None:
+    def __init__(self, setup: Setup, witness: Witness) -> None:
         self.clock = Clock()
         self.ready_ns = NEVER_NS
         self.heard: list[Event] = []  # of its latest step, for a router that hears of it
@@ -118,7 +130,7 @@ class Replica:
         known = setup.cost if isinstance(setup.cost, StepTimeModel) else UNKNOWN_STEP_TIMES
         self._scheduler = Scheduler(setup.limits, self._kv, policy, known)
         self._loop = StepLoop(self._scheduler, self.runner, lambda: self.clock.now_ns)
-        self._tally = tally
+        self._witness = witness
         self._check = setup.check
         self._num_just_ended = 0
 
@@ -143,12 +155,12 @@ class Replica:
     def add(self, request: Request, now_ns: int) -> bool:
         """A request comes in; False for a refused one, which is counted. An idle replica can start at once."""
         if request.arrival_ns < now_ns:
-            self._tally.hold(request.request_id, request.arrival_ns)
+            self._witness.hold(request.request_id, request.arrival_ns)
         is_taken = True
         try:
             self._scheduler.add(request, now_ns)
         except RequestError:
-            self._tally.note(self._scheduler.take_events())
+            self._witness.note(self._scheduler.take_events())
             is_taken = False
         self.ready_ns = max(self.clock.now_ns, now_ns)
         return is_taken
@@ -160,7 +172,7 @@ class Replica:
             clock.advance_to(self.ready_ns)
             turn = loop.turn()
             self.heard = turn.events
-            self._num_just_ended = self._tally.note(turn.events)
+            self._num_just_ended = self._witness.note(turn.events)
             if self._check:
                 self._scheduler.check_integrity()
             if not turn.is_idle:
@@ -174,12 +186,15 @@ class Replica:
 
 
 class Simulation:
-    """Replicas behind a router, fed by a trace. The same set-up and trace give the same results, byte for byte."""
+    """Replicas behind a router, fed by a trace. The same set-up and trace give the same results, byte for byte.
 
-    def __init__(self, setup: Setup) -> None:
+    A `witness` hears what happens in place of the tally, which then stays empty.
+    """
+
+    def __init__(self, setup: Setup, witness: Witness | None = None) -> None:
         self.setup = setup
         self.tally = Tally(setup.slo, request_ns=round(setup.cost.request_ns))
-        self.replicas = [Replica(setup, self.tally) for _ in range(setup.num_replicas)]
+        self.replicas = [Replica(setup, witness or self.tally) for _ in range(setup.num_replicas)]
         self._router = make_router(setup.router, limits=setup.limits, block_size=setup.block_size, shares=setup.shares)
         self._fairness = FairnessIndex({name: share.weight for name, share in setup.shares.items()})
         self._border_ns = WINDOW_NS
@@ -187,7 +202,10 @@ class Simulation:
         self._queue: list[tuple[int, int]] = []  # a heap of (when a replica is ready, its index), some outdated
 
     def run(self, trace: Iterable[TraceRequest]) -> dict[str, Any]:
-        """Send every request of the trace at its time, and go on until all have ended; returns the results."""
+        """Send every request of the trace at its time, and go on until all have ended; returns the results.
+
+        A request's id is its place in the trace.
+        """
         for request_id, traced in enumerate(trace):
             now_ns = traced.arrival_ns
             self._advance(now_ns)
