@@ -27,7 +27,7 @@ LOGPROBS = "everystop.core.plan:TokenLogprobs"
 STARTERS = {"everystop.assembly", "everystop.config", "everystop.model", LOGPROBS, PARAMS, ERRORS}
 ALLOWED = {
     "everystop": {"everystop.cli", "everystop.engine.llm", PARAMS},
-    "everystop.config": {ERRORS, "everystop.core.policy:POLICIES"},
+    "everystop.config": {ERRORS, "everystop.core.admission:ADMISSIONS", "everystop.core.policy:POLICIES"},
     "everystop.machine": set(),
     "everystop.tenants": {ERRORS},
     "everystop.core": set(),

@@ -97,6 +97,7 @@ def build_scheduler(config: Config, capacity: Capacity, recorder: Recorder | Non
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_prefill_tokens=config.max_num_prefill_tokens,
         max_model_len=capacity.max_model_len,
+        admission=config.admission,
     )
     policy = make_policy(config.policy, **policy_settings(config))
     if recorder is None:

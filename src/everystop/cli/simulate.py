@@ -15,6 +15,7 @@ from everystop.core.errors import ConfigError
 SETTINGS = {
     "scheduler": (
         "policy",
+        "admission",
         "batch_wait_ms",
         "ageing",
         "max_num_seqs",

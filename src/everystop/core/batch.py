@@ -15,13 +15,15 @@ from everystop.core.request import Request, RequestState
 class Outstanding:
     """A plan on its way: the request and its epoch behind each row, and block tables to release when it is back.
 
-    Epoch -1 marks a padded row, whose result is dropped.
+    Epoch -1 marks a padded row, whose result is dropped. Of the plan's tokens, `num_recomputed_tokens` had been there
+    before a preemption.
     """
 
     plan: StepPlan
     scheduled_ns: int
     riders: list[tuple[Request, int]]
     deferred: list[list[int]]
+    num_recomputed_tokens: int = 0
 
 
 class Batch:
@@ -37,6 +39,7 @@ class Batch:
         self.held: dict[int, Request] = {}
         self.outstanding: deque[Outstanding] = deque()
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is taken first
+        self.num_departures = 0
 
     @property
     def num_padded(self) -> int:
@@ -57,6 +60,7 @@ class Batch:
     def leave(self, request: Request) -> int:
         """Free slot and blocks of a running request; returns how many blocks return only with a plan on its way."""
         del self.running[request.request_id]
+        self.num_departures += 1
         heappush(self.free_slots, request.slot)
         request.slot = -1
         return self._give_back(request)
@@ -64,6 +68,7 @@ class Batch:
     def hold(self, request: Request, *, padded: bool) -> None:
         """A finished request keeps its slot, and, if it is padded, its blocks."""
         del self.running[request.request_id]
+        self.num_departures += 1
         self.held[request.slot] = request
         request.num_in_flight = 0  # a row on its way is dropped when it is back
         if not padded:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from everystop.core.admission import Admission
 from everystop.core.batch import Batch, Outstanding
 from everystop.core.budget import StepBudget
 from everystop.core.errors import NeverFits, PolicyError, PromptTooLong, RequestError
@@ -29,19 +30,25 @@ from everystop.core.integrity import check_scheduler
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import Admitted, NewBlocks, Row, StepPlan, StepResult
 from everystop.core.policy.base import Policy, SlotUse, View, Wait
+from everystop.core.policy.waiting import WaitingLine
 from everystop.core.request import FinishReason, Request, RequestState
 from everystop.core.siblings import Siblings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a step and a sequence may use; see the flags of the same names."""
+    """What a step and a sequence may use, and who boards; see the flags of the same names.
+
+    `admission` is one of `ADMISSIONS`: `greedy` lets whoever is next board as soon as there are blocks for what it is
+    now, `expected` when there are for what it and the running ones are expected to become.
+    """
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
     max_num_prefill_tokens: int | None = None
     max_model_len: int = 8192
     max_preemptions: int = 8
+    admission: str = "greedy"
 
 
 @dataclass(slots=True)
@@ -51,6 +58,11 @@ class _Chunk:
     request: Request
     start: int
     num_tokens: int
+
+
+def _num_recomputed(chunk: _Chunk) -> int:
+    """How many of its tokens had been there before a preemption."""
+    return max(0, min(chunk.request.num_lost_tokens - chunk.start, chunk.num_tokens))
 
 
 @dataclass(slots=True)
@@ -82,9 +94,11 @@ class Scheduler:
         self.batch = Batch(limits.max_num_seqs, kv)
         self.siblings = Siblings()
         self.requests: dict[int, Request] = {}
-        self.view = View(max_num_seqs=limits.max_num_seqs)
+        self.view = View(max_num_seqs=limits.max_num_seqs, num_private_tokens=kv.num_private_tokens)
         self.limit_tokens = min(limits.max_model_len, kv.num_token_slots)
+        self.admission = Admission(kv, self.limit_tokens) if limits.admission == "expected" else None
         self.num_preemptions = 0
+        self._front = WaitingLine()  # those preempted too often, while they wait
         self._released: list[int] = []
         self._events: list[Event] = []
         self._next_step_id = 0
@@ -144,7 +158,20 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.siblings.join(request)
         self._events.append(ArrivalEvent.of(request, now_ns))
+        self._start_waiting(request, now_ns)
+
+    def _start_waiting(self, request: Request, now_ns: int) -> None:
+        if self._is_front(request):
+            self._front.push(request)
         self.policy.on_add(request, self._look(now_ns))
+
+    def _stop_waiting(self, request: Request, now_ns: int) -> None:
+        self._front.discard(request)
+        self.policy.on_admit(request, self._look(now_ns))
+
+    def _is_front(self, request: Request) -> bool:
+        """It has been preempted too often: it boards before and keeps before all others."""
+        return 0 < request.num_preemptions >= self.limits.max_preemptions
 
     def _check_fits(self, request: Request) -> None:
         num_prompt, limit = request.num_prompt_tokens, self.limit_tokens
@@ -183,7 +210,8 @@ class Scheduler:
             self._admit(draft)
         riders = self._write_rows(draft)
         if not plan.is_noop:
-            self.batch.outstanding.append(Outstanding(plan, now_ns, riders, []))
+            num_recomputed = sum(map(_num_recomputed, draft.chunks))
+            self.batch.outstanding.append(Outstanding(plan, now_ns, riders, [], num_recomputed))
         return plan
 
     def _deal_decodes(self, plan: StepPlan, now_ns: int) -> tuple[_Draft, list[Request]]:
@@ -215,8 +243,10 @@ class Scheduler:
         return decoders, prefilling
 
     def _keep_key(self, request: Request, view: View) -> tuple[int, ...]:
-        front = 0 if request.num_preemptions >= self.limits.max_preemptions else 1
-        return (front, *self.policy.keep_key(request, view))
+        """Smaller keeps longer. Those at the front have an order that nothing changes, so the first of them ends."""
+        if self._is_front(request):
+            return (0, request.request_id)
+        return (1, *self.policy.keep_key(request, view))
 
     def _deal_chunks(self, draft: _Draft, prefilling: list[Request]) -> None:
         """Deal prefill tokens in keep order; blocks filled here are matchable at once: those behind can skip them."""
@@ -315,13 +345,14 @@ class Scheduler:
         victim.epoch += 1
         victim.num_computed_tokens = victim.num_in_flight = victim.num_published_blocks = 0
         victim.num_preemptions += 1
+        victim.num_lost_tokens = max(victim.num_lost_tokens, num_lost)
         victim.state = RequestState.PREEMPTED
         self.num_preemptions += 1
         plan.preempted.append(victim.request_id)
         plan.new_blocks[:] = [new for new in plan.new_blocks if new.request_id != victim.request_id]
         self._events.append(PreemptEvent(draft.now_ns, plan.step_id, victim.request_id, slot, num_lost))
         self._unpark(victim, draft.now_ns)
-        self.policy.on_add(victim, self._look(draft.now_ns))
+        self._start_waiting(victim, draft.now_ns)
         return num_deferred
 
     def _drop_padding(self) -> bool:
@@ -356,6 +387,10 @@ class Scheduler:
             if num_tokens <= 0:
                 self._note_wait(picked.request_id, WaitReason.TOKEN_BUDGET, draft.now_ns)
                 break
+            lacking = self._expected_shortfall(picked, shared, draft)
+            if lacking is not None:
+                self._refuse_boarding(picked, WaitReason.NO_BLOCKS, draft, *lacking)
+                break
             if not self.kv.admit(picked, shared):
                 if self._drop_padding():
                     continue
@@ -365,6 +400,20 @@ class Scheduler:
             self._board(picked, start, source, draft)
             self._deal(draft, picked, start, num_tokens)
         self._deal_leftover(draft)
+
+    def _expected_shortfall(self, picked: Request, shared: list[int], draft: _Draft) -> tuple[int, int] | None:
+        """(need, have) in blocks if the picked request should wait although there are blocks for what it is now.
+
+        Never for one before whom all others make way; where the policy displaces, those who make way do not count.
+        """
+        if self.admission is None or self._is_front(picked):
+            return None
+        others = list(self.batch.running.values())
+        if self.policy.may_displace and others:
+            view = self._look(draft.now_ns)
+            key = self._keep_key(picked, view)
+            others = [request for request in others if self._keep_key(request, view) < key]
+        return self.admission.shortfall(picked, shared, others, self.batch)
 
     def _deal_leftover(self, draft: _Draft) -> None:
         """What nobody could board with goes to the last chunk, which was held to a share for their sake."""
@@ -380,7 +429,8 @@ class Scheduler:
     def _pick(self, draft: _Draft) -> Request | None:
         """Whom the policy lets board next; None, and a note of why, if nobody."""
         view = self._look(draft.now_ns)
-        picked = self.policy.pick(view)
+        front = self._front.head()
+        picked = front if front is not None and self.policy.may_return(front, view) else self.policy.pick(view)
         if isinstance(picked, Wait):
             draft.plan.wake_at_ns = picked.until_ns
             self._note_wait(-1, WaitReason.BATCH_FILL, draft.now_ns)
@@ -433,7 +483,7 @@ class Scheduler:
             return None, False
         request.state = RequestState.FORKING
         self.siblings.park(request, busy)
-        self.policy.on_admit(request, self._look(draft.now_ns))
+        self._stop_waiting(request, draft.now_ns)
         self._events.append(WaitEvent(draft.now_ns, request.request_id, WaitReason.FORK, 0, 0, busy.request_id))
         return None, True
 
@@ -441,7 +491,7 @@ class Scheduler:
         """Those parked behind `leader` wait to board again: its prompt is computed, or it has left."""
         for request in self.siblings.unpark(leader):
             request.state = RequestState.PREEMPTED if request.num_preemptions else RequestState.WAITING
-            self.policy.on_add(request, self._look(now_ns))
+            self._start_waiting(request, now_ns)
 
     def _board(self, request: Request, start: int, source: Request | None, draft: _Draft) -> None:
         """Give a slot to a request that has its blocks; the first `start` tokens come from the cache or a sibling."""
@@ -455,7 +505,7 @@ class Scheduler:
         if not resumed and source is None:
             request.num_cached_tokens = start
         self.batch.board(request)
-        self.policy.on_admit(request, self._look(now_ns))
+        self._stop_waiting(request, now_ns)
         plan.admitted.append(Admitted.of(request))
         forked_from = -1 if source is None else source.request_id
         num_cached = 0 if source is not None else start
@@ -571,6 +621,7 @@ class Scheduler:
             pool.num_cached,
             pool.num_evicted,
             num_wasted,
+            landed.num_recomputed_tokens,
         )
 
     def _accept(
@@ -614,7 +665,10 @@ class Scheduler:
             self._alight(request)
         self._unpark(request, now_ns)
         self.siblings.leave(request)
+        self._front.discard(request)
         self.policy.on_remove(request, self._look(now_ns))
+        if self.admission is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.admission.lengths.add(request.num_output_tokens)
         if self._last_wait[0] == request.request_id:
             self._last_wait = (-1, None)
         self._events.append(FinishEvent.of(request, now_ns, self._next_step_id - 1, slot, reason, detail))

@@ -80,6 +80,8 @@ class Metrics:
         self.num_computed_prompt_tokens = 0
         self.num_preemptions = 0
         self.num_preempted_tokens = 0
+        self.num_recomputed_tokens = 0
+        self.num_restored_tokens = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self.num_steps = 0
@@ -154,6 +156,7 @@ class Metrics:
     def _count_step(self, event: StepEvent) -> None:
         self.num_steps += 1
         self._num_free_blocks = event.num_free_blocks
+        self.num_recomputed_tokens += event.num_recomputed_tokens
         self.num_evicted_blocks = max(self.num_evicted_blocks, event.num_evicted_blocks)
         self.step_time.add(event.execute_ns / 1e9)
         now_ns, num_tokens = event.now_ns, 0
@@ -183,6 +186,8 @@ class Metrics:
         if life is None:
             return
         life.is_running = True
+        if event.resumed:
+            self.num_restored_tokens += event.num_cached_tokens
         if event.resumed or life.num_cached >= 0:
             return
         life.num_cached = event.num_cached_tokens

@@ -51,7 +51,7 @@ class Record:
                 "ageing_ns": header.get("ageing_ns") or AGEING_NS,
                 "shares": {str(number): Share(*share) for number, share in enumerate(header.get("shares", ()))},
             },
-            Limits(**header["limits"]),
+            Limits(**{"admission": "greedy"} | header["limits"]),
             header["kv"],
             [],
             {},

@@ -15,7 +15,7 @@ from everystop.sim.traces import TraceOptions, read_trace
 
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 NUM_TENANTS_SHOWN = 20
-LIMIT_NAMES = ("max_num_seqs", "max_num_batched_tokens", "max_num_prefill_tokens")
+LIMIT_NAMES = ("max_num_seqs", "max_num_batched_tokens", "max_num_prefill_tokens", "admission")
 
 
 def run_trace(

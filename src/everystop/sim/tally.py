@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from everystop.core.events import ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
+from everystop.core.events import ArrivalEvent, Event, FinishEvent, RefuseEvent, StepEvent
 from everystop.core.request import FinishReason
 
 NS_PER_S, NS_PER_MS = 10**9, 10**6
@@ -110,7 +110,6 @@ class Tally:
         self.num_recomputed_tokens = 0
         self.end_ns = 0
         self._rides: dict[int, _Ride] = {}
-        self._computed_before: dict[int, int] = {}  # of preempted requests: tokens that had been computed
 
     def note(self, events: Iterable[Event]) -> int:
         """Take in the events of one turn; returns how many requests ended in it, which is told before its step."""
@@ -122,9 +121,6 @@ class Tally:
                 ended.append(event)
             elif isinstance(event, ArrivalEvent):
                 self._arrive(event)
-            elif isinstance(event, PreemptEvent):
-                lost = max(self._computed_before.get(event.request_id, 0), event.num_lost_tokens)
-                self._computed_before[event.request_id] = lost
             elif isinstance(event, RefuseEvent):
                 self.num_refused += 1
         for finish in ended:
@@ -146,8 +142,7 @@ class Tally:
             return
         self.num_steps += 1
         self.num_computed_tokens += plan.num_tokens
-        if self._computed_before:
-            self._count_recomputed(event)
+        self.num_recomputed_tokens += event.num_recomputed_tokens
         gaps: dict[int, int] = {}
         for row, tokens in zip(plan.rows, event.tokens, strict=True):
             if tokens:
@@ -167,14 +162,8 @@ class Tally:
         self.everyone.ttft.add(ttft_ns)
         ride.tenant.ttft.add(ttft_ns)
 
-    def _count_recomputed(self, event: StepEvent) -> None:
-        for row in event.plan.rows:
-            before = self._computed_before.get(row.request_id, 0)
-            self.num_recomputed_tokens += max(0, min(before, row.start + row.num_tokens) - row.start)
-
     def _finish(self, event: FinishEvent) -> None:
         ride = self._rides.pop(event.request_id)
-        self._computed_before.pop(event.request_id, None)
         self.end_ns = max(self.end_ns, event.now_ns)
         num_gaps = event.num_output_tokens - 1
         for totals in (self.everyone, ride.tenant):

@@ -12,6 +12,7 @@ from everystop.core.policy.fair import Fair
 from everystop.core.policy.priority import Priority
 from everystop.core.policy.shortest import Shortest
 from everystop.core.policy.static import Static, StaticPadded
+from everystop.core.policy.thrifty import Thrifty
 
 __all__ = [
     "AGEING_NS",
@@ -24,12 +25,13 @@ __all__ = [
     "Shortest",
     "Static",
     "StaticPadded",
+    "Thrifty",
     "View",
     "Wait",
     "make_policy",
 ]
 
-POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair")
+POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "thrifty")
 
 
 def make_policy(
@@ -54,4 +56,6 @@ def make_policy(
         return Shortest(ageing_ns)
     if name == "fair":
         return Fair(shares)
+    if name == "thrifty":
+        return Thrifty()
     raise ConfigError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")

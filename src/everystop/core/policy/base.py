@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -27,15 +27,24 @@ class SlotUse(Enum):
     PADDED = "padded"
 
 
+def _nothing_private(request: Request) -> int:
+    return 0
+
+
 @dataclass(slots=True)
 class View:
-    """What a policy may see: the time and counts, as of this step."""
+    """What a policy may see: the time and counts, as of this step.
+
+    `num_private_tokens(request)` is how many tokens of a running request only its own blocks hold: what it would have
+    to compute again if it lost them. Asking takes time in proportion to its length.
+    """
 
     now_ns: int = 0
     max_num_seqs: int = 0
     num_running: int = 0
     num_waiting: int = 0
     num_held: int = 0
+    num_private_tokens: Callable[[Request], int] = _nothing_private
 
 
 class Policy:
@@ -45,6 +54,9 @@ class Policy:
     `on_admit` ends its waiting, `on_remove` its life: finished or aborted in any state. One that `add` refuses is never
     heard of. With `may_displace`, who is picked and finds no room costs the tail of the keep order its place, if that
     one's key is greater. `barrier_reason` says why others wait when `pick` returns None.
+
+    A request that was preempted `max_preemptions` times boards and keeps its place before all others, in order of
+    arrival, whatever `pick` and `keep_key` say. So everyone ends even where keys change over time.
     """
 
     may_displace: bool = False
@@ -56,7 +68,9 @@ class Policy:
         raise NotImplementedError
 
     def on_admit(self, request: Request, view: View) -> None:
-        """Note that the request, which `pick` had named, has boarded, or is parked behind a sibling."""
+        """Note that the request, which `pick` or too many preemptions had named, has boarded, or is parked behind a
+        sibling.
+        """
         raise NotImplementedError
 
     def on_remove(self, request: Request, view: View) -> None:
@@ -70,6 +84,12 @@ class Policy:
     def keep_key(self, request: Request, view: View) -> tuple[int, ...]:
         """Smaller keeps slot and blocks longer; must end in `request_id` so that it is unique."""
         return (request.request_id,)
+
+    def may_return(self, request: Request, view: View) -> bool:
+        """One preempted `max_preemptions` times may board ahead of all others; False while a limit of its own forbids
+        it to board at all.
+        """
+        return True
 
     def charge(self, request: Request, num_prefill: int, num_decode: int) -> None:
         """Account for computed tokens, at each update."""

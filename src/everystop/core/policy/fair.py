@@ -61,6 +61,9 @@ class Fair(Policy):
         heads = [(account.counter, head) for account in self._accounts.competing() if (head := account.line.head())]
         return min(heads, key=lambda pair: (pair[0], pair[1].request_id))[1] if heads else None
 
+    def may_return(self, request: Request, view: View) -> bool:
+        return not self._accounts[request.tenant].is_full
+
     def passed_over(self, head: Request) -> Iterator[tuple[Request, WaitReason]]:
         for account in self._accounts:
             first = account.line.head()
