@@ -53,6 +53,7 @@ class Episode:
                 max_num_prefill_tokens=cap,
                 max_model_len=self.context,
                 max_preemptions=rng.choice([0, 2, 8]),
+                admission=rng.choice(["greedy", "greedy", "expected"]),
             ),
             depth=depth,
         )

@@ -26,7 +26,7 @@ from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.observe.recorder import CALLS_PER_BATCH, Recorder
 from everystop.sim.replay import replay
 
-POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair")
+POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "thrifty")
 AGEING_NS = 3_000_000
 SHARES = {"key-of-ann": Share(0.5), "b": Share(2.0, 2)}
 SENTINEL = 1_734_261_985
