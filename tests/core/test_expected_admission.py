@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 
 import pytest
 from tests.core.harness import Harness, eos, make_request, make_scheduler
 
-from everystop.core.admission import MAX_LENGTHS, OutputLengths, Prospect, peak_blocks
+from everystop.core.admission import MAX_LENGTHS, NUM_DOUBTS, OutputLengths, Prospect, peak_blocks
 from everystop.core.events import AdmitEvent, WaitEvent, WaitReason
 
 ONE = 1 << 32
@@ -33,23 +34,26 @@ def waits(harness: Harness, request_id: int) -> list[WaitEvent]:
 def test_expected_length_is_taken_from_the_latest_that_were_longer(seed: int) -> None:
     dice = random.Random(seed)
     lengths, latest = OutputLengths(), deque[int](maxlen=MAX_LENGTHS)
-    for _ in range(MAX_LENGTHS + 300):
+    for number in range(MAX_LENGTHS + 100):
         length = dice.choice([dice.randint(1, 20), dice.randint(1, 400)])
         lengths.add(length)
         latest.append(length)
-    for num_output in range(0, 420, 7):
-        longer = sorted(length for length in latest if length > num_output)
-        for share in (0, ONE // 3, ONE // 2, ONE - 1):
-            expected = longer[int(len(longer) * (share / ONE))] if longer else None
-            assert lengths.expect(num_output, share) == expected
+        if number not in (0, 2, 40, MAX_LENGTHS + 99):
+            continue
+        for num_output, most in itertools.product(range(0, 420, 13), (420, 500, 5000)):
+            unseen = (num_output + most) // 2
+            longer = sorted([length for length in latest if length > num_output] + [unseen] * NUM_DOUBTS)
+            for share in (0, ONE // 3, ONE // 2, ONE - 1):
+                assert lengths.expect(num_output, most, share) == longer[int(len(longer) * (share / ONE))]
 
 
-def test_example_of_the_docstring() -> None:
+def test_examples_of_the_docstrings() -> None:
     lengths = OutputLengths()
     for length in (30, 10, 40, 20):
         lengths.add(length)
-    assert [lengths.expect(15, share) for share in (0, ONE // 3, ONE // 2, ONE - 1)] == [20, 20, 30, 40]
-    assert lengths.expect(40, 0) is None
+    shares = [0, ONE // 7 + 1, 2 * ONE // 7 + 1, 6 * ONE // 7 - 1, ONE - 1]
+    assert [lengths.expect(15, 55, share) for share in shares] == [20, 30, 35, 35, 40]
+    assert peak_blocks([Prospect(5, 10), Prospect(2, 20)], 1, 0) == 34
 
 
 def slow_peak(prospects: list[Prospect], block_size: int) -> int:
@@ -79,15 +83,14 @@ def test_shared_blocks_are_counted_once() -> None:
 
 
 def serve_unknown_lengths(admission: str, policy: str = "continuous") -> Harness:
-    """60 requests that end by chance, at 64 tokens on average and 400 at most, with room for about eight at a time."""
-    harness = Harness(
-        make_scheduler(
-            policy=policy, num_blocks=110, block_size=8, max_num_seqs=32, max_num_batched_tokens=64, admission=admission
-        )
+    """120 requests that end by chance, at 64 tokens on average and 200 at most, with room for about eight at a time."""
+    scheduler = make_scheduler(
+        policy=policy, num_blocks=110, block_size=8, max_num_seqs=32, max_num_batched_tokens=64, admission=admission
     )
-    for i in range(60):
+    harness = Harness(scheduler, is_checking=False)
+    for i in range(120):
         fields = {"temperature": 1.0, "seed": i, "eos_token_ids": eos(), "tenant": "abc"[i % 3]}
-        harness.add(make_request(i, 20 + i % 30, max_tokens=400, **fields))
+        harness.add(make_request(i, 20 + i % 30, max_tokens=200, **fields))
     harness.run()
     return harness
 
@@ -97,27 +100,27 @@ def test_few_are_preempted_and_the_pool_is_not_left_empty(policy: str) -> None:
     greedy, expected = serve_unknown_lengths("greedy", policy), serve_unknown_lengths("expected", policy)
     assert expected.counts["recomputed tokens"] < greedy.counts["recomputed tokens"] / 3
     assert expected.num_computed_tokens() < greedy.num_computed_tokens()
-    assert len(expected.plans) < 1.15 * len(greedy.plans)
+    assert len(expected.plans) < 1.25 * len(greedy.plans)
 
 
 def test_request_that_fits_now_waits_for_the_growth_of_others_and_says_so() -> None:
-    """Each is expected to grow to 6 blocks; after two of them 8 of 12 blocks are free, but none for a third."""
-    harness = Harness(make_scheduler(num_blocks=12, block_size=8, admission="expected"))
+    """Each is expected to grow to 6 blocks; two of them hold one each of 18, yet a third has to wait."""
+    harness = Harness(make_scheduler(num_blocks=18, block_size=8, admission="expected"))
     teach(harness, 41)
     for i in range(3):
         harness.add(make_request(i, 7, max_tokens=60))
     harness.turn()
     assert boarded(harness)[-2:] == [0, 1]
     (wait,) = waits(harness, 2)
-    assert (wait.reason, wait.have) == (WaitReason.NO_BLOCKS, 10)
-    assert wait.need > 10
+    assert (wait.reason, wait.have) == (WaitReason.NO_BLOCKS, 16)
+    assert 16 < wait.need < 24
     harness.run()
     assert harness.counts["preemptions"] == 0
     assert boarded(harness)[-1] == 2
 
 
 def test_who_is_refused_boards_as_soon_as_somebody_has_left() -> None:
-    harness = Harness(make_scheduler(num_blocks=12, block_size=8, admission="expected"))
+    harness = Harness(make_scheduler(num_blocks=18, block_size=8, admission="expected"))
     teach(harness, 41)
     for i in range(3):
         harness.add(make_request(i, 7, max_tokens=60))
@@ -131,7 +134,7 @@ def test_who_is_refused_boards_as_soon_as_somebody_has_left() -> None:
 
 
 def test_nobody_overtakes_the_one_that_waits_for_growth() -> None:
-    harness = Harness(make_scheduler(num_blocks=12, block_size=8, admission="expected"))
+    harness = Harness(make_scheduler(num_blocks=18, block_size=8, admission="expected"))
     teach(harness, 41)
     for i, max_tokens in enumerate([60, 60, 60, 1, 1]):
         harness.add(make_request(i, 7, max_tokens=max_tokens))
@@ -140,23 +143,24 @@ def test_nobody_overtakes_the_one_that_waits_for_growth() -> None:
 
 
 def test_lone_request_boards_whatever_is_expected() -> None:
-    harness = Harness(make_scheduler(num_blocks=12, block_size=8, admission="expected"))
-    teach(harness, 90)
+    harness = Harness(make_scheduler(num_blocks=18, block_size=8, admission="expected"))
+    teach(harness, 140)
     harness.add(make_request(0, 70))
     harness.run()
-    assert len(harness.output(0)) == 96 - 70
+    assert len(harness.output(0)) == 18 * 8 - 70
 
 
 def test_what_a_request_says_of_itself_bounds_what_is_expected_of_it() -> None:
-    """Answers take 80 tokens, so two would not fit; but these say that they will be short."""
-    harness = Harness(make_scheduler(num_blocks=14, block_size=8, max_num_batched_tokens=256, admission="expected"))
-    teach(harness, 80)
-    harness.add(make_request(0, 7))
-    for i in range(1, 5):
-        harness.add(make_request(i, 4, max_tokens=4))
-    harness.turn()
-    assert boarded(harness)[-3:] == [0, 1, 2]
-    harness.run()
+    """Answers take 80 tokens, so two do not fit; but those who say that they will be short do."""
+    for max_tokens, expected in ((4, [0, 1, 2, 3, 4]), (None, [0])):
+        harness = Harness(make_scheduler(num_blocks=14, block_size=8, max_num_batched_tokens=256, admission="expected"))
+        teach(harness, 80)
+        harness.add(make_request(0, 7))
+        for i in range(1, 5):
+            harness.add(make_request(i, 4, max_tokens=max_tokens))
+        harness.turn()
+        assert [i for i in boarded(harness) if i < 1000] == expected
+        harness.run()
 
 
 def test_only_outputs_that_came_to_their_own_end_are_remembered() -> None:
@@ -170,16 +174,15 @@ def test_only_outputs_that_came_to_their_own_end_are_remembered() -> None:
     harness.abort(0)
     harness.runner.fail[1] = "nan_logits"
     harness.run()
-    assert remembered.expect(0, 0) is None
+    assert remembered._sorted == []
     harness.add_group(2, 5, 3, max_tokens=9)
     harness.run()
-    assert (remembered.expect(0, 0), remembered.expect(9, 0)) == (9, None)
-    assert len(remembered._sorted) == 3
+    assert remembered._sorted == [9, 9, 9]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_urgent_request_does_not_wait_for_the_growth_of_those_who_make_way(depth: int) -> None:
-    harness = Harness(make_scheduler(policy="priority", num_blocks=12, block_size=8, admission="expected"), depth=depth)
+    harness = Harness(make_scheduler(policy="priority", num_blocks=18, block_size=8, admission="expected"), depth=depth)
     teach(harness, 41)
     for i in range(2):
         harness.add(make_request(i, 7, max_tokens=60, priority=5))
@@ -194,10 +197,10 @@ def test_urgent_request_does_not_wait_for_the_growth_of_those_who_make_way(depth
 
 
 def test_prefix_that_is_shared_is_expected_once() -> None:
-    """Four requests of 9 blocks each in a pool of 20, where 8 of the 9 are the same."""
+    """Four requests of 9 blocks each in a pool of 27, where 8 of the 9 are the same."""
     prefix = list(range(64))
     for is_shared in (True, False):
-        harness = Harness(make_scheduler(num_blocks=20, block_size=8, max_num_batched_tokens=256, admission="expected"))
+        harness = Harness(make_scheduler(num_blocks=27, block_size=8, max_num_batched_tokens=256, admission="expected"))
         teach(harness, 6)
         for i in range(4):
             start = prefix if is_shared else list(range(100 * i, 100 * i + 64))

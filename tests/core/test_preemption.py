@@ -118,8 +118,9 @@ def test_preempted_request_that_ends_by_the_token_on_its_way_does_not_come_back(
         assert len(harness.output(0)) == max_tokens
 
 
-def test_request_preempted_too_often_moves_to_the_front() -> None:
-    harness = Harness(make_scheduler(policy="priority", max_num_seqs=1, max_preemptions=2))
+def test_request_displaced_often_keeps_its_place_before_it_would_move_to_the_front() -> None:
+    """One more time, and it would board before the one for whom it had made way."""
+    harness = Harness(make_scheduler(policy="priority", max_num_seqs=1, max_preemptions=3))
     victim = harness.add(make_request(0, 5, max_tokens=30, priority=5))
     for i in range(1, 4):
         while victim.request_id not in harness.scheduler.running:
@@ -133,16 +134,16 @@ def test_request_preempted_too_often_moves_to_the_front() -> None:
 
 
 def test_request_preempted_too_often_boards_before_all_who_wait() -> None:
-    """Under a policy that would let the urgent one, which waits as well, board first."""
-    harness = Harness(make_scheduler(policy="priority", max_num_seqs=1, max_preemptions=1))
-    harness.add(make_request(0, 5, max_tokens=30, priority=5))
-    harness.turn()
-    harness.add(make_request(1, 5, max_tokens=6, priority=0))
-    harness.turn()
-    harness.turn()
-    harness.add(make_request(2, 5, max_tokens=3, priority=0))
+    """It gave up its blocks once; the urgent ones behind it do not fit beside the others, and now wait for it."""
+    harness = Harness(make_scheduler(policy="priority", num_blocks=9, block_size=4, max_num_seqs=3, max_preemptions=1))
+    harness.add(make_request(0, 8, max_tokens=20, priority=0))
+    harness.add(make_request(1, 8, max_tokens=20, priority=5))
+    while not harness.counts["preemptions"]:
+        harness.turn()
+    harness.add(make_request(2, 8, max_tokens=2, priority=0))
     harness.run()
-    assert list(harness.finished) == [1, 0, 2]
+    boarded = [event.request_id for event in harness.events if isinstance(event, AdmitEvent)]
+    assert boarded == [0, 1, 1, 2]
 
 
 def test_request_at_the_front_is_first_in_both_orders_under_every_policy() -> None:
@@ -172,13 +173,13 @@ def test_request_at_the_front_is_first_in_both_orders_under_every_policy() -> No
 def test_resumed_request_finds_its_own_blocks_without_a_prefix_hit() -> None:
     """It boards again with blocks that are still cached; they count neither as its hits nor as computed again."""
     harness = Harness(make_scheduler(policy="priority", num_blocks=40, block_size=4, max_num_seqs=1))
-    harness.add(make_request(0, 21, max_tokens=20, priority=5))
+    harness.add(make_request(0, 22, max_tokens=20, priority=5))
     for _ in range(4):
         harness.turn()
     harness.add(make_request(1, 5, max_tokens=2, priority=0))
     harness.run()
     (resumed,) = [e for e in harness.events if isinstance(e, AdmitEvent) and e.resumed]
-    assert resumed.num_cached_tokens == 20
+    assert resumed.num_cached_tokens == 24
     assert harness.finished[0].num_cached_tokens == 0
     (preempted,) = [e for e in harness.events if isinstance(e, PreemptEvent)]
-    assert harness.counts["recomputed tokens"] == preempted.num_lost_tokens - 20 > 0
+    assert harness.counts["recomputed tokens"] == preempted.num_lost_tokens - 24 > 0

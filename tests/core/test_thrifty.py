@@ -32,7 +32,8 @@ def test_least_is_lost_where_the_youngest_would_lose_more() -> None:
     youngest = serve_old_short_and_young_long("continuous")
     youngest.run()
     assert victims(youngest)[0] == 2
-    assert harness.num_computed_tokens() < youngest.num_computed_tokens()
+    lost = [next(e.num_lost_tokens for e in h.events if isinstance(e, PreemptEvent)) for h in (harness, youngest)]
+    assert 2 * lost[0] < lost[1]
 
 
 def test_blocks_that_others_hold_too_are_not_lost() -> None:
@@ -49,10 +50,10 @@ def test_blocks_that_others_hold_too_are_not_lost() -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_small_request_among_large_ones_does_not_pay_for_ever(prefix_caching: bool, depth: int) -> None:
-    """Large requests stream in without end and always have more to lose; after three losses the small one keeps."""
+    """Large requests stream in without end and always have more to lose; after two losses the small one keeps."""
     harness = Harness(
         make_scheduler(
-            policy="thrifty", num_blocks=16, block_size=4, max_num_seqs=4, max_preemptions=3,
+            policy="thrifty", num_blocks=16, block_size=4, max_num_seqs=4, max_preemptions=2,
             prefix_caching=prefix_caching,
         ),
         depth=depth,
@@ -65,7 +66,7 @@ def test_small_request_among_large_ones_does_not_pay_for_ever(prefix_caching: bo
         if small.is_finished:
             break
     assert small.is_finished
-    assert small.num_preemptions == 3
+    assert small.num_preemptions == 2
     harness.run(max_turns=20_000)
 
 

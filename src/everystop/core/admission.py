@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Collection, Sequence
+from math import isqrt
 from typing import NamedTuple
 
 from everystop.core.batch import Batch
@@ -16,13 +17,14 @@ from everystop.core.kv_cache import KVCache
 from everystop.core.request import Request
 
 ADMISSIONS = ("expected", "greedy")
-MAX_LENGTHS = 1024
+MAX_LENGTHS = 256
+NUM_DOUBTS = 4
 _ONE = 1 << 32
 _GOLDEN = 2_654_435_769  # 2**32 over the golden ratio: consecutive multiples spread evenly over [0, 2**32)
 
 
 class OutputLengths:
-    """How long the last 1,024 outputs were that came to their own end."""
+    """How long the last 256 outputs were that came to their own end: few enough to follow traffic that changes."""
 
     def __init__(self) -> None:
         self._latest: deque[int] = deque()
@@ -35,16 +37,24 @@ class OutputLengths:
         if len(self._latest) > MAX_LENGTHS:
             del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
 
-    def expect(self, num_output_tokens: int, share: int) -> int | None:
-        """How long an output will be that has come this far: of all known lengths beyond that, the one below which a
-        `share` of them (of 2**32) lies. None if none was as long.
+    def expect(self, num_output_tokens: int, most: int, share: int) -> int:
+        """How long an output will be that has come this far and may come to `most`: of all known lengths beyond this,
+        the one below which a `share` of them (of 2**32) lies.
 
-        Example, known lengths 10, 20, 30, 40: of an output of 15 tokens a third is expected to end at 20 (shares
-        up to 1/3), a third at 30, a third at 40.
+        Four lengths that nobody has seen are taken for known, half-way between this and `most`: they are all there is
+        to go by at the start, and count for little once many are known.
+
+        Example, known lengths 10, 20, 30, 40, an output of 15 tokens that may come to 55: of 20, 30, 35, 35, 35, 35, 40
+        shares up to 1/7 get 20, up to 2/7 30, up to 6/7 35.
         """
-        first = bisect_right(self._sorted, num_output_tokens)
-        num_longer = len(self._sorted) - first
-        return self._sorted[first + num_longer * share // _ONE] if num_longer else None
+        known = self._sorted
+        first = bisect_right(known, num_output_tokens)
+        unseen = (num_output_tokens + most) // 2
+        num_below = bisect_right(known, unseen) - first
+        place = (len(known) - first + NUM_DOUBTS) * share // _ONE
+        if place < num_below:
+            return known[first + place]
+        return unseen if place < num_below + NUM_DOUBTS else known[first + place - NUM_DOUBTS]
 
 
 class Prospect(NamedTuple):
@@ -76,11 +86,10 @@ def peak_blocks(prospects: Sequence[Prospect], block_size: int, num_shared: int)
 class Admission:
     """Admits while the expected peak fits the pool.
 
-    Expected lengths are not drawn but dealt: request i stands for the share i · φ mod 1 of all that are as long as it,
-    so those who run together stand for the whole distribution, some short and some long, and the same calls give the
-    same answers. A refusal stands until somebody has left: until then the others only grow.
-
-    Where no output as long has ended yet, one is expected to become twice as long as it is. `max_tokens` bounds all.
+    Expected lengths are not drawn but dealt: request i stands for the share i · φ mod 1 of all that are longer than it
+    is, so those who run together stand for the whole distribution, some short and some long, and the same calls give
+    the same answers. Chance makes a sum of n lengths that vary like their mean deviate by one part in √n of it: two
+    thirds of that are kept free. A refusal stands until somebody has left: until then the others only grow.
     """
 
     def __init__(self, kv: KVCache, limit_tokens: int) -> None:
@@ -108,6 +117,7 @@ class Admission:
             return None
         num_shared = self._num_shared(shared, others, batch)
         peak = peak_blocks([self._prospect(r) for r in together], self._kv.block_size, num_shared)
+        peak += 200 * peak // (3 * isqrt(10_000 * len(together)))
         if peak <= num_blocks:
             return None
         have = self._kv.pool.num_free
@@ -117,9 +127,7 @@ class Admission:
     def _prospect(self, request: Request) -> Prospect:
         num_tokens = request.num_tokens + request.num_pending_samples
         num_output = num_tokens - request.num_prompt_tokens
-        expected = self.lengths.expect(num_output, request.request_id * _GOLDEN % _ONE)
-        if expected is None:
-            expected = 2 * num_output
+        expected = self.lengths.expect(num_output, request.max_tokens, request.request_id * _GOLDEN % _ONE)
         return Prospect(max(1, min(expected, request.max_tokens) - num_output), num_tokens)
 
     def _num_shared(self, shared: list[int], others: Collection[Request], batch: Batch) -> int:

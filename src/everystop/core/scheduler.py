@@ -388,8 +388,8 @@ class Scheduler:
                 self._note_wait(picked.request_id, WaitReason.TOKEN_BUDGET, draft.now_ns)
                 break
             lacking = self._expected_shortfall(picked, shared, draft)
-            if lacking is not None:
-                self._refuse_boarding(picked, WaitReason.NO_BLOCKS, draft, *lacking)
+            if lacking is not None:  # nobody's place would help: those whom it might take did not count
+                self._note_wait(picked.request_id, WaitReason.NO_BLOCKS, draft.now_ns, *lacking)
                 break
             if not self.kv.admit(picked, shared):
                 if self._drop_padding():
@@ -454,6 +454,7 @@ class Scheduler:
     ) -> None:
         """Note why the picked request stays behind; a policy that displaces costs the tail its place, for the next
         step. Not in a step that has admitted someone, who may have matched the blocks that the tail was to fill in it.
+        Nor where that would move the tail to the front, before the one for whom it makes way.
         """
         self._note_wait(picked.request_id, reason, draft.now_ns, need, have)
         running = self.batch.running
@@ -461,7 +462,8 @@ class Scheduler:
             return
         view = self._look(draft.now_ns)
         tail = max(running.values(), key=lambda r: self._keep_key(r, view))
-        if self._keep_key(picked, view) < self._keep_key(tail, view):
+        would_be_front = tail.num_preemptions + 1 >= self.limits.max_preemptions
+        if not would_be_front and self._keep_key(picked, view) < self._keep_key(tail, view):
             self._preempt(tail, draft)
             draft.strike({tail.request_id})
 

@@ -8,14 +8,14 @@ from everystop.core.request import Request
 
 
 class Thrifty(Continuous):
-    """The victim is the running request with the fewest tokens that nobody else's blocks hold; of equals the youngest.
+    """The victim is the running request with the fewest tokens that only its own blocks hold, to within a factor of
+    two: of those that would lose 64 to 127 tokens, say, the youngest, since the others are nearer to their ends.
 
-    What a victim loses is what a preemption costs: a block of its own costs a block of tokens, one that it shares with
-    a running request costs nothing. The less it loses, the less is taken beyond what is short.
+    What a victim loses is what a preemption costs: a block of its own costs a block of tokens, one that a running
+    request shares costs nothing. The less it loses, the less is taken beyond what is short.
 
-    The one with most to lose never pays and only gains on its way to the end, so it ends. That alone could let the same
-    request pay every time; but after `max_preemptions` it boards first and keeps first.
+    That could let the same request pay every time, but after `max_preemptions` it boards first and keeps first.
     """
 
     def keep_key(self, request: Request, view: View) -> tuple[int, ...]:
-        return (-view.num_private_tokens(request), request.request_id)
+        return (-view.num_private_tokens(request).bit_length(), request.request_id)
