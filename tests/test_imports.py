@@ -27,7 +27,12 @@ LOGPROBS = "everystop.core.plan:TokenLogprobs"
 STARTERS = {"everystop.assembly", "everystop.config", "everystop.model", LOGPROBS, PARAMS, ERRORS}
 ALLOWED = {
     "everystop": {"everystop.cli", "everystop.engine.llm", PARAMS},
-    "everystop.config": {ERRORS, "everystop.core.admission:ADMISSIONS", "everystop.core.policy:POLICIES"},
+    "everystop.config": {
+        ERRORS,
+        "everystop.core.admission:ADMISSIONS",
+        "everystop.core.policy:POLICIES",
+        "everystop.core.policy:TENANT_SETTINGS",
+    },
     "everystop.machine": set(),
     "everystop.tenants": {ERRORS},
     "everystop.core": set(),
@@ -36,6 +41,13 @@ ALLOWED = {
     "everystop.observe.recorder": {"everystop.core.plan", "everystop.core.request", ERRORS},
     "everystop.model": {ERRORS, NATIVE},
     "everystop.runner": {"everystop.core.plan", PARAMS, ERRORS},
+    "everystop.runner.calibration": {
+        "everystop.core.plan",
+        "everystop.core.step_time",
+        "everystop.core.step_time_fit",
+        PARAMS,
+        PROTOCOL,
+    },
     "everystop.runner.native": {
         "everystop.model",
         "everystop.core.plan",

@@ -9,8 +9,9 @@ import pytest
 from everystop.assembly import policy_settings
 from everystop.config import Config
 from everystop.core.errors import ConfigError
-from everystop.core.policy import Share
-from everystop.tenants import Tenant, Tenants, read_tenants
+from everystop.core.policy import POLICIES, QUANTUM, TENANT_SETTINGS, Share, make_policy
+from everystop.observe import metrics
+from everystop.tenants import OTHERS, SETTINGS, Tenant, Tenants, read_tenants
 
 FILE = """
 header = "X-Tenant"
@@ -18,6 +19,9 @@ user = true
 [tenant.gold]
 weight = 2.5
 max_running = 16
+max_queued = 0
+token_rate = 500
+kv_share = 0.25
 keys = ["sk-1", "sk-2"]
 [tenant."a b"]
 """
@@ -30,7 +34,7 @@ def write(tmp_path: Path, text: str) -> str:
 
 
 def test_file_is_read_whole(tmp_path: Path) -> None:
-    gold = Tenant(weight=2.5, max_running=16, keys=("sk-1", "sk-2"))
+    gold = Tenant(weight=2.5, max_running=16, max_queued=0, token_rate=500.0, kv_share=0.25, keys=("sk-1", "sk-2"))
     assert read_tenants(write(tmp_path, FILE)) == Tenants(
         by_name={"gold": gold, "a b": Tenant()}, header="x-tenant", user=True
     )
@@ -40,11 +44,33 @@ def test_no_file_means_that_nobody_is_told_apart() -> None:
     assert read_tenants(None) == Tenants()
 
 
-def test_policy_gets_the_shares_of_the_file(tmp_path: Path) -> None:
-    config = Config(policy="fair", ageing=2.5, tenants=write(tmp_path, FILE))
+@pytest.mark.parametrize("policy", ["fair", "fair-prefix"])
+def test_policy_gets_the_shares_of_the_file(tmp_path: Path, policy: str) -> None:
+    config = Config(policy=policy, ageing=2.5, tenants=write(tmp_path, FILE))
     settings = policy_settings(config)
-    assert settings["shares"] == {"gold": Share(2.5, 16), "a b": Share()}
+    assert settings["shares"] == {"gold": Share(2.5, 16, 0, 500.0, 0.25), "a b": Share()}
     assert settings["ageing_ns"] == 2_500_000_000
+    assert settings["quantum"] == QUANTUM
+    make_policy(policy, **settings)
+
+
+def test_quantum_is_that_of_the_flag_and_of_its_policy_only() -> None:
+    assert policy_settings(Config(policy="fair-prefix", fair_quantum=7))["quantum"] == 7
+    with pytest.raises(ConfigError, match="--fair-quantum needs --policy fair-prefix; the policy fair has"):
+        Config(policy="fair", fair_quantum=7)
+
+
+def test_what_the_policy_does_not_honour_is_refused_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path, "[tenant.a]\nweight = 2\nkv_share = 0.5")
+    with pytest.raises(ConfigError, match=r"tenant\.a\.kv_share has no effect under this --policy, only weight"):
+        read_tenants(path, ("weight",))
+    assert read_tenants(write(tmp_path, "[tenant.a]\nkeys = ['k']"), ()).by_name["a"].keys == ("k",)
+
+
+def test_every_setting_of_a_tenant_has_a_policy_that_honours_it() -> None:
+    assert {name for names in TENANT_SETTINGS.values() for name in names} == set(SETTINGS)
+    assert TENANT_SETTINGS.keys() <= set(POLICIES)
+    assert OTHERS == metrics.OTHERS
 
 
 @pytest.mark.parametrize(
@@ -55,7 +81,14 @@ def test_policy_gets_the_shares_of_the_file(tmp_path: Path) -> None:
         ('[tenant.a]\nweight = "2"', ["tenant.a.weight", "'2'"]),
         ("[tenant.a]\nmax_running = 0", ["tenant.a.max_running", "from 1"]),
         ("[tenant.a]\nmax_running = true", ["tenant.a.max_running", "True"]),
-        ("[tenant.a]\nmax_queued = 3", ["'max_queued'", "weight, max_running, keys"]),
+        ("[tenant.a]\nmax_queued = -1", ["tenant.a.max_queued", "-1", "from 0"]),
+        ("[tenant.a]\nmax_queued = 1.0", ["tenant.a.max_queued", "1.0"]),
+        ("[tenant.a]\ntoken_rate = 0", ["tenant.a.token_rate", "0.001 to 1e+09"]),
+        ("[tenant.a]\ntoken_rate = inf", ["tenant.a.token_rate", "inf"]),
+        ("[tenant.a]\nkv_share = 1.5", ["tenant.a.kv_share", "0.001 to 1"]),
+        ("[tenant.a]\nkv_share = 0", ["tenant.a.kv_share is 0"]),
+        ("[tenant.a]\nmax_waiting = 3", ["'max_waiting'", "weight, max_running, max_queued, token_rate, kv_share"]),
+        ("[tenant.other]", ["'other'", "in metrics"]),
         ('[tenant.a]\nkeys = ["k"]\n[tenant.b]\nkeys = ["k"]', ["a and b share a key"]),
         ('[tenants.a]\nkeys = ["k"]', ["'tenants'", "header, user, tenant"]),
         ('header = "x y"', ["header", "'x y'"]),
@@ -84,7 +117,7 @@ def test_missing_file_is_named() -> None:
 
 
 def test_tenants_need_the_policy_that_tells_them_apart() -> None:
-    with pytest.raises(ConfigError, match="--tenants needs --policy fair"):
+    with pytest.raises(ConfigError, match="--tenants needs --policy fair or fair-prefix"):
         Config(tenants="t.toml")
 
 

@@ -10,15 +10,17 @@ from typing import Any
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import Share, make_policy
+from everystop.core.policy import QUANTUM, TENANT_SETTINGS, Share, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.engine import Engine, TextDecoder
 from everystop.machine import allowed_memory_bytes, default_num_threads
 from everystop.model.spec import DecoderSpec
 from everystop.model.weights import LoadedModel
 from everystop.observe.recorder import Recorder
-from everystop.tenants import read_tenants
+from everystop.runner.calibration import Room, measure_step_times
+from everystop.tenants import Tenant, Tenants, read_tenants
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -85,7 +87,12 @@ def plan_capacity(config: Config, spec: DecoderSpec, bytes_per_block: int) -> Ca
     )
 
 
-def build_scheduler(config: Config, capacity: Capacity, recorder: Recorder | None = None) -> Scheduler:
+def build_scheduler(
+    config: Config,
+    capacity: Capacity,
+    recorder: Recorder | None = None,
+    step_times: StepTimeModel = UNKNOWN_STEP_TIMES,
+) -> Scheduler:
     """The scheduler that the configuration describes; a recorder hears of its every call."""
     kv = KVCache(
         num_blocks=capacity.num_blocks,
@@ -98,21 +105,36 @@ def build_scheduler(config: Config, capacity: Capacity, recorder: Recorder | Non
         max_num_prefill_tokens=config.max_num_prefill_tokens,
         max_model_len=capacity.max_model_len,
         admission=config.admission,
+        target_itl_ns=None if config.target_itl_ms is None else round(config.target_itl_ms * NS_PER_MS),
     )
     policy = make_policy(config.policy, **policy_settings(config))
     if recorder is None:
-        return Scheduler(limits, kv, policy)
-    return RecordingScheduler(limits, kv, policy, recorder)
+        return Scheduler(limits, kv, policy, step_times)
+    return RecordingScheduler(limits, kv, policy, recorder, step_times)
+
+
+def plans_by_time(config: Config) -> bool:
+    """Steps have a target on their time, so step times must be known."""
+    return config.target_itl_ms is not None
 
 
 def policy_settings(config: Config) -> dict[str, Any]:
     """What `make_policy` takes beside the name; raises ConfigError for a file of tenants that cannot be used."""
-    tenants = read_tenants(config.tenants).by_name
     return {
         "batch_wait_ns": config.batch_wait_ms * NS_PER_MS,
         "ageing_ns": round(config.ageing * NS_PER_S),
-        "shares": {name: Share(tenant.weight, tenant.max_running) for name, tenant in tenants.items()},
+        "shares": {name: _share(tenant) for name, tenant in tenants_of(config).by_name.items()},
+        "quantum": config.fair_quantum or QUANTUM,
     }
+
+
+def tenants_of(config: Config) -> Tenants:
+    """The file of `--tenants`, or nobody; raises ConfigError, also for what the policy does not honour."""
+    return read_tenants(config.tenants, TENANT_SETTINGS.get(config.policy, ()))
+
+
+def _share(tenant: Tenant) -> Share:
+    return Share(tenant.weight, tenant.max_running, tenant.max_queued, tenant.token_rate, tenant.kv_share)
 
 
 def open_recorder(config: Config) -> Recorder | None:
@@ -151,9 +173,18 @@ def build_engine(
         num_threads=num_threads(config),
         num_valid_tokens=num_valid_tokens,
     )
+    step_times = UNKNOWN_STEP_TIMES
+    if plans_by_time(config):
+        room = Room(
+            num_blocks=capacity.num_blocks,
+            block_size=capacity.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+        step_times = measure_step_times(runner, room)
     recorder = open_recorder(config)
     engine = Engine(
-        build_scheduler(config, capacity, recorder),
+        build_scheduler(config, capacity, recorder, step_times),
         runner,
         eos_token_ids=eos_token_ids,
         make_text_decoder=make_text_decoder,

@@ -11,7 +11,7 @@ from typing import Any
 
 from everystop.core.admission import ADMISSIONS
 from everystop.core.errors import ConfigError
-from everystop.core.policy import POLICIES
+from everystop.core.policy import POLICIES, TENANT_SETTINGS
 
 DTYPES = ("int8", "float32")
 NETWORK, MODEL, SCHEDULER, KV_CACHE = GROUPS = ("network", "model", "scheduler", "KV cache")
@@ -34,8 +34,8 @@ def _setting(
     group: str,
     choices: Sequence[str] | None = None,
     parse: Any = None,
-    least: int | None = None,
-    most: int | None = None,
+    least: float | None = None,
+    most: float | None = None,
 ) -> Any:
     """A field of `Config`, shown under `group` in the help; only values from `least` to `most` can be honoured.
 
@@ -98,6 +98,16 @@ class Config:
         parse=int,
         least=1,
     )
+    target_itl_ms: float | None = _setting(
+        None,
+        "--target-itl-ms",
+        "size prefill so that a step, and so the gap between tokens, lasts at most so many milliseconds (default: only "
+        "the limits on tokens)",
+        group=SCHEDULER,
+        parse=float,
+        least=0.1,
+        most=1_000_000,
+    )
     block_size: int = _setting(
         32, "--block-size", "tokens in one block of the KV cache: 16, 32, 64, 128 or 256", group=KV_CACHE, least=1
     )
@@ -137,7 +147,20 @@ class Config:
         most=1_000_000_000,
     )
     tenants: str | None = _setting(
-        None, "--tenants", "policy fair: a TOML file with the tenants' keys, weights and limits", group=SCHEDULER
+        None,
+        "--tenants",
+        "policies fair and fair-prefix: a TOML file with the tenants' keys, weights and limits",
+        group=SCHEDULER,
+    )
+    fair_quantum: int | None = _setting(
+        None,
+        "--fair-quantum",
+        "policy fair-prefix: weighted tokens that a tenant may use ahead of others for the sake of common prefixes "
+        "(default: 4096)",
+        group=SCHEDULER,
+        parse=int,
+        least=1,
+        most=1_000_000_000,
     )
     threads: int | None = _setting(
         None,
@@ -191,8 +214,11 @@ class Config:
             raise ConfigError("--api-key is empty or has blanks at its ends; give the key itself")
         if not self.ageing > 0:
             raise ConfigError(f"--ageing is {self.ageing:g}; it must be above 0 seconds")
-        if self.tenants is not None and self.policy != "fair":
-            raise ConfigError(f"--tenants needs --policy fair; the policy {self.policy} does not tell tenants apart")
+        if self.tenants is not None and self.policy not in TENANT_SETTINGS:
+            able = " or ".join(TENANT_SETTINGS)
+            raise ConfigError(f"--tenants needs --policy {able}; the policy {self.policy} does not tell tenants apart")
+        if self.fair_quantum is not None and self.policy != "fair-prefix":
+            raise ConfigError(f"--fair-quantum needs --policy fair-prefix; the policy {self.policy} has no quantum")
 
 
 def _check(setting: Field[Any], value: Any) -> None:

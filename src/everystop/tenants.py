@@ -4,18 +4,22 @@
     user = true                 # optional: and then the field `user` of its body
 
     [tenant.gold]
+    keys = ["sk-gold-1"]        # API keys that belong to this tenant
     weight = 3                  # three times the service of a tenant with weight 1, which is the default
     max_running = 16            # requests at a time (default: no limit but --max-num-seqs)
-    keys = ["sk-gold-1"]        # API keys that belong to this tenant
+    max_queued = 100            # requests that wait without a place to run; more are refused (default: no limit)
+    token_rate = 500            # prompt tokens + 2 x output tokens a second (default: no limit)
+    kv_share = 0.5              # of the blocks of the KV cache (default: no limit)
 
-A request that nothing assigns belongs to the tenant with the empty name, who has weight 1.
+A request that nothing assigns belongs to the tenant with the empty name, who has weight 1. What a policy does not
+honour is refused, not ignored.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -24,6 +28,9 @@ from typing import Any
 from everystop.core.errors import ConfigError
 
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
+MIN_RATE, MAX_RATE = 0.001, 1e9
+SETTINGS = ("weight", "max_running", "max_queued", "token_rate", "kv_share")
+OTHERS = "other"  # stands for all whom the file does not name, where tenants are counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +39,9 @@ class Tenant:
 
     weight: float = 1.0
     max_running: int | None = None
+    max_queued: int | None = None
+    token_rate: float | None = None
+    kv_share: float | None = None
     keys: tuple[str, ...] = ()
 
 
@@ -44,8 +54,11 @@ class Tenants:
     user: bool = False
 
 
-def read_tenants(path: str | None) -> Tenants:
-    """What the file says; raises ConfigError that names the file, the line's key and the value. None means no file."""
+def read_tenants(path: str | None, honoured: Collection[str] = SETTINGS) -> Tenants:
+    """What the file says; raises ConfigError that names the file, the line's key and the value. None means no file.
+
+    `honoured` are those of `SETTINGS` that have an effect; a file with another one is refused.
+    """
     if path is None:
         return Tenants()
     try:
@@ -60,24 +73,54 @@ def read_tenants(path: str | None) -> Tenants:
     _require(is_header, path, "header", header, "the name of an HTTP header")
     _require(isinstance(user, bool), path, "user", user, "true or false")
     _require(isinstance(entries, dict), path, "tenant", entries, "a table for each tenant, such as [tenant.gold]")
-    by_name = {name: _read_tenant(path, name, entry) for name, entry in entries.items()}
+    by_name = {name: _read_tenant(path, name, entry, honoured) for name, entry in entries.items()}
+    _require(OTHERS not in by_name, path, "tenant", OTHERS, "another name: in metrics this one means all others")
     _check_keys(path, by_name)
     return Tenants(by_name=by_name, header=header.lower() if header else None, user=user)
 
 
-def _read_tenant(path: str, name: str, entry: Any) -> Tenant:
+def _read_tenant(path: str, name: str, entry: Any, honoured: Collection[str]) -> Tenant:
     where = f"tenant.{name}"
     _require(isinstance(entry, dict), path, where, entry, "a table")
-    _check_names(f"--tenants {path}: {where}", entry, ("weight", "max_running", "keys"))
-    weight, limit, keys = entry.get("weight", 1), entry.get("max_running"), entry.get("keys", [])
-    is_weight = type(weight) in (int, float) and isfinite(weight) and MIN_WEIGHT <= weight <= MAX_WEIGHT
-    _require(is_weight, path, f"{where}.weight", weight, f"a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
-    is_limit = limit is None or (type(limit) is int and limit >= 1)
-    _require(is_limit, path, f"{where}.max_running", limit, "a whole number from 1")
+    _check_names(f"--tenants {path}: {where}", entry, (*SETTINGS, "keys"))
+    for key in entry:
+        if key != "keys" and key not in honoured:
+            known = ", ".join(honoured)
+            raise ConfigError(f"--tenants {path}: {where}.{key} has no effect under this --policy, only {known}")
+    keys = entry.get("keys", [])
     is_list = isinstance(keys, list) and all(isinstance(key, str) and key and key == key.strip() for key in keys)
     if not is_list:  # the value is a secret
         raise ConfigError(f"--tenants {path}: {where}.keys must be a list of texts without blanks at their ends")
-    return Tenant(weight=float(weight), max_running=limit, keys=tuple(keys))
+    read = _Entry(path, where, entry)
+    return Tenant(
+        weight=read.number("weight", MIN_WEIGHT, MAX_WEIGHT) or 1.0,
+        max_running=read.whole("max_running", 1),
+        max_queued=read.whole("max_queued", 0),
+        token_rate=read.number("token_rate", MIN_RATE, MAX_RATE),
+        kv_share=read.number("kv_share", 0.001, 1),
+        keys=tuple(keys),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """The table of one tenant; its numbers are checked as they are read, and None where it has none."""
+
+    path: str
+    where: str
+    table: Mapping[str, Any]
+
+    def number(self, key: str, least: float, most: float) -> float | None:
+        value = self.table.get(key)
+        is_number = value is None or (type(value) in (int, float) and isfinite(value) and least <= value <= most)
+        _require(is_number, self.path, f"{self.where}.{key}", value, f"a number from {least:g} to {most:g}")
+        return None if value is None else float(value)
+
+    def whole(self, key: str, least: int) -> int | None:
+        value = self.table.get(key)
+        is_whole = value is None or (type(value) is int and value >= least)
+        _require(is_whole, self.path, f"{self.where}.{key}", value, f"a whole number from {least}")
+        return None if value is None else int(value)
 
 
 def _check_keys(path: str, by_name: Mapping[str, Tenant]) -> None:

@@ -102,6 +102,11 @@ def test_text_shows_durations_and_tenants(capsys: pytest.CaptureFixture[str]) ->
         (["--scale-lengths", "0"], 2, "--scale-lengths is 0"),
         (["--block-size", "20"], 2, "--block-size is 20"),
         (["--cost", "other.json"], 1, "no step times other.json"),
+        (
+            ["--cost", "h300:llama-3.1-8b"],
+            1,
+            "presets are GPU:MODEL, of h100, h200, a100 and llama-3.2-1b",
+        ),
         (["--cost", "measured"], 1, "home/cost.json; record a run with `everystop serve --record FILE`"),
         (["--trace", "absent.csv"], 1, "absent.csv cannot be read"),
         (["--format", "azure"], 1, "trace.csv:2: no TIMESTAMP"),
@@ -137,6 +142,18 @@ def test_held_out_record_is_simulated_and_its_errors_go_with_every_prediction(
     calibrated, simulated = capsys.readouterr().out.split("trace.csv: ")
     for text in (calibrated, simulated):
         assert re.search(r"other\.gz as simulated: TTFT p50 [+-][\d.]+%, p90 .*; ITL .*; E2E p50 [+-][\d.]+%", text)
+    assert cli.main(["simulate", "--trace", "trace.csv", "--json"]) == 0
+    errors = json.loads(capsys.readouterr().out)["setup"]["cost"]["errors"]
+    durations = {f"{name}_{p}" for name in ("ttft", "itl", "e2e") for p in ("p50", "p90")}
+    assert set(errors) == durations | {"step_median", "step_p90", "step_total"}
+
+
+def test_preset_predicts_a_gpu(simulate: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    slow, fast = (simulate("--cost", f"{gpu}:llama-3.1-8b") for gpu in ("a100", "h200"))
+    assert slow["tpot_ms"]["p50"] > fast["tpot_ms"]["p50"] > 3
+    assert fast["ttft_ms"]["p50"] > fast["setup"]["cost"]["request_ns"] / 1e6
+    assert cli.main(["simulate", "--trace", "trace.csv", "--cost", "h200:llama-3.1-8b"]) == 0
+    assert "step times: h200:llama-3.1-8b, a roofline; single kernels on this GPU are off by" in capsys.readouterr().out
 
 
 def test_calibrate_refuses_what_is_no_record(capsys: pytest.CaptureFixture[str]) -> None:

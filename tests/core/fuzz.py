@@ -14,6 +14,7 @@ from tests.core.harness import POLICIES, Harness, eos, make_request, make_schedu
 
 from everystop.core.errors import RequestError
 from everystop.core.request import RequestState
+from everystop.core.step_time import StepTimeModel
 
 # States in which requests are aborted, with weights that make up for how rare they are.
 ABORT_WEIGHTS = {
@@ -21,13 +22,13 @@ ABORT_WEIGHTS = {
     "forking": 60,
     "running-prefill": 16,
     "running-decode": 30,
-    "preempted": 400,
+    "preempted": 1000,
     "in flight": 3,
     "finished or unknown": 1.5,
 }
 ABORT_RATES = (0.0, 0.1, 0.3)  # a step; requests in a rare state are aborted whenever it is not 0
 STEPS_PER_EPISODE = 160
-ROTATION = (*POLICIES, "priority")  # which preempts most
+ROTATION = (*POLICIES, "priority", "priority")  # which preempts most
 
 
 class Episode:
@@ -52,8 +53,10 @@ class Episode:
                 max_num_batched_tokens=rng.choice([1, 4, 9, 17, 24, 40, 64, 64]),
                 max_num_prefill_tokens=cap,
                 max_model_len=self.context,
-                max_preemptions=rng.choice([0, 2, 8]),
-                admission=rng.choice(["greedy", "greedy", "expected"]),
+                max_preemptions=rng.choice([0, 2, 8, 8, 8]),
+                admission=rng.choice(["greedy"] * 4 + ["expected"]),
+                target_itl_ns=rng.choice([None, None, 400_000, 1_500_000]),
+                step_times=StepTimeModel(step_ns=300_000, token_ns=50_000),
             ),
             depth=depth,
         )

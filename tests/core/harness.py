@@ -8,22 +8,34 @@ from typing import Any
 
 from tests.core.hash_model import EOS, STEP_NS, HashModelRunner, Solo, ends_stop_string, solo
 
-from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
+from everystop.core.events import (
+    AdmitEvent,
+    ArrivalEvent,
+    Event,
+    FinishEvent,
+    PreemptEvent,
+    RefuseEvent,
+    StepEvent,
+    WaitEvent,
+    WaitReason,
+)
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import AGEING_NS, Policy, Share
 from everystop.core.policy import make_policy as make_core_policy
 from everystop.core.request import FinishReason, Request, RequestState, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.loop import StepLoop, Turn
 
-POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "thrifty")
-SHARES = {"b": Share(2.0, 2)}
+POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "fair-prefix", "thrifty")
+SHARES = {"b": Share(2.0, 2, max_queued=4), "c": Share(0.5, token_rate=400.0, kv_share=0.4)}
+QUANTUM = 50
 
 
 def make_policy(name: str, batch_wait_ns: int = 0, ageing_ns: int = AGEING_NS) -> Policy:
-    """A policy by name; under `fair`, tenant b has two shares and runs two requests at most."""
-    return make_core_policy(name, batch_wait_ns=batch_wait_ns, ageing_ns=ageing_ns, shares=SHARES)
+    """A policy by name; under the fair ones, tenants b and c have limits of every kind."""
+    return make_core_policy(name, batch_wait_ns=batch_wait_ns, ageing_ns=ageing_ns, shares=SHARES, quantum=QUANTUM)
 
 
 def make_request(request_id: int, prompt: int | Sequence[int] = 8, **fields: Any) -> Request:
@@ -55,13 +67,14 @@ def make_scheduler(
     prefix_caching: bool = True,
     batch_wait_ns: int = 0,
     ageing_ns: int = AGEING_NS,
+    step_times: StepTimeModel = UNKNOWN_STEP_TIMES,
     **limits: Any,
 ) -> Scheduler:
     """A scheduler over a small pool; `limits` are fields of `Limits`."""
     kv = KVCache(num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=prefix_caching)
     if isinstance(policy, str):
         policy = make_policy(policy, batch_wait_ns, ageing_ns)
-    return Scheduler(Limits(**limits), kv, policy)
+    return Scheduler(Limits(**limits), kv, policy, step_times)
 
 
 def state_of(request: Request | None) -> str:
@@ -197,8 +210,11 @@ class Harness:
                 self.counts["resumes"] += event.resumed
             elif isinstance(event, PreemptEvent):
                 self.counts["preemptions"] += 1
+            elif isinstance(event, WaitEvent):
+                self.counts["waits of tenants"] += event.reason is WaitReason.TENANT_LIMIT
             elif isinstance(event, RefuseEvent):
                 self.refused.add(event.request_id)
+                self.counts[f"refused by {event.code}"] += 1
             elif isinstance(event, ArrivalEvent):
                 assert event.request_id not in self.finished
 

@@ -89,7 +89,7 @@ def serve_unknown_lengths(admission: str, policy: str = "continuous") -> Harness
     )
     harness = Harness(scheduler, is_checking=False)
     for i in range(120):
-        fields = {"temperature": 1.0, "seed": i, "eos_token_ids": eos(), "tenant": "abc"[i % 3]}
+        fields = {"temperature": 1.0, "seed": i, "eos_token_ids": eos(), "tenant": "xyz"[i % 3]}
         harness.add(make_request(i, 20 + i % 30, max_tokens=200, **fields))
     harness.run()
     return harness

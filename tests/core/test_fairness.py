@@ -94,7 +94,7 @@ def test_budget_smaller_than_the_decoders_makes_them_take_turns(
     assert max(max(gaps(harness, i)) for i in range(num_decoders)) <= bound + depth
 
 
-@pytest.mark.parametrize("policy", ["continuous", "priority", "fair", "static", "static-padded"])
+@pytest.mark.parametrize("policy", ["continuous", "priority", "fair", "fair-prefix", "static", "static-padded"])
 def test_first_in_keep_order_always_finishes_in_the_time_it_would_take_alone(policy: str) -> None:
     """With a pool that holds it and little else, whatever else arrives."""
     harness = Harness(make_scheduler(policy=policy, num_blocks=8, max_num_seqs=6, max_num_batched_tokens=32))

@@ -9,6 +9,7 @@ from tests.core.harness import POLICIES, Harness, eos, make_request, make_schedu
 
 from everystop.core.admission import ADMISSIONS
 from everystop.core.errors import RequestError
+from everystop.core.step_time import StepTimeModel
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -29,6 +30,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         admission=st.sampled_from(ADMISSIONS),
         batch_wait_ns=st.sampled_from([0, 2_500_000]),
         ageing_ns=st.sampled_from([1, 4_000_000, 10**12]),
+        target_itl_ns=st.sampled_from([None, 400_000, 1_500_000]),
+        step_times=st.just(StepTimeModel(step_ns=300_000, token_ns=50_000)),
     )
     def start(self, depth: int, **settings: object) -> None:
         self.harness = Harness(make_scheduler(**settings), depth=depth)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import pytest
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
 from everystop.core.plan import Row, StepPlan
 from everystop.core.request import FinishReason
-from everystop.observe.metrics import Histogram, Metrics
+from everystop.observe.metrics import OTHERS, Histogram, Metrics
 from everystop.observe.prometheus import render
 from everystop.observe.stats import StatusLine
 
@@ -162,3 +162,69 @@ def test_status_line_tells_what_preemptions_cost() -> None:
     line = status.next(3.0)
     assert line is not None
     assert line.endswith("preemptions 1 (1,010 tokens recomputed)")
+
+
+def test_steps_whose_target_was_out_of_reach_are_counted_and_said() -> None:
+    def planned(now_ms: int, target_ms: int, predicted_ms: int) -> StepEvent:
+        return step(now_ms, {1: (0, 1, 1)})._replace(target_ns=target_ms * MS, predicted_ns=predicted_ms * MS)
+
+    metrics = Metrics(num_blocks=100)
+    status = StatusLine(metrics, 0.0)
+    metrics.receive(
+        [arrival(1), admit(1, 0), planned(10, 20, 20), planned(20, 20, 19), planned(40, 20, 25), step(50, {})]
+    )
+    line = status.next(1.0)
+    assert line is not None
+    assert "target 0 ms" not in line
+    assert metrics.num_steps_over_target == 1
+    metrics.receive([planned(60, 20, 30)])
+    assert "target 20 ms out of reach in 100% of steps" in (status.next(2.0) or "")
+    assert b'everystop_steps_over_target_total{model_name="m"} 2.0' in render(metrics, "m")
+    assert b'everystop_step_target_seconds{model_name="m"} 0.02' in render(metrics, "m")
+
+
+def test_tenants_of_the_file_are_told_apart_and_all_others_counted_together() -> None:
+    metrics = Metrics(num_blocks=100, tenants=("gold", "tin"))
+    metrics.receive(
+        [
+            arrival(1)._replace(tenant="gold"),
+            arrival(2, choice=1)._replace(tenant="gold"),
+            arrival(3)._replace(tenant="who"),
+            arrival(4)._replace(tenant="someone"),
+            admit(1, 0),
+            admit(3, 0),
+            step(50, {1: (0, 10, 1), 3: (0, 10, 0)}),
+            step(60, {1: (10, 1, 1), 3: (0, 10, 1)}),
+            finish(1, 60),
+            admit(2, 60),
+            step(80, {2: (9, 1, 1)}),
+            RefuseEvent(0, 5, "TenantQueueFull", "gold"),
+            RefuseEvent(0, 6, "NeverFits", "else"),
+        ]
+    )
+    metrics.catch_up()
+    assert list(metrics.tenants) == ["gold", "tin", OTHERS]
+    gold, tin, others = metrics.tenants.values()
+    assert (gold.num_prompt_tokens, gold.num_generation_tokens, gold.num_refused) == (10, 3, 1)
+    assert (others.num_prompt_tokens, others.num_generation_tokens, others.num_refused) == (10, 1, 1)
+    assert tin.num_generation_tokens == sum(tin.ttft.counts) == 0
+    assert gold.ttft.total == pytest.approx(0.050 + 0.080)
+    assert others.ttft.total == pytest.approx(0.060)
+    assert metrics.num_by_tenant(is_running=True) == {"gold": 1, OTHERS: 1, "tin": 0}
+    assert metrics.num_by_tenant(is_running=False) == {"gold": 0, OTHERS: 1, "tin": 0}
+    text = render(metrics, "m").decode()
+    assert 'everystop_tenant_num_requests_running{model_name="m",tenant="gold"} 1.0' in text
+    assert 'everystop_tenant_num_requests_waiting{model_name="m",tenant="other"} 1.0' in text
+    assert 'everystop_tenant_prompt_tokens_total{model_name="m",tenant="gold"} 10.0' in text
+    assert 'everystop_tenant_generation_tokens_total{model_name="m",tenant="tin"} 0.0' in text
+    assert 'everystop_tenant_requests_refused_total{model_name="m",tenant="gold"} 1.0' in text
+    ttft = "everystop_tenant_time_to_first_token_seconds"
+    assert ttft + '_bucket{le="0.06",model_name="m",tenant="gold"} 1.0' in text
+    assert ttft + '_count{model_name="m",tenant="other"} 1.0' in text
+    assert "who" not in text
+    assert "someone" not in text
+
+
+def test_without_tenants_nobody_is_told_apart() -> None:
+    metrics = counted(arrival(1)._replace(tenant="gold"), admit(1, 0), step(50, {1: (0, 10, 1)}))
+    assert b"tenant" not in render(metrics, "m")

@@ -114,7 +114,9 @@ class ParrotServer:
         self._max_model_len = options.pop("max_model_len", 1024)
         self._max_num_seqs = options.pop("max_num_seqs", 16)
         self._max_sequences = options.pop("max_sequences", 4096)
+        self._policy = options.pop("policy", None) or make_policy("continuous")
         tenants = options.get("tenants")
+        self._tenant_names = tuple(tenants.by_name) if tenants is not None else ()
         self._has_priorities = options.pop("has_priorities", False)
         self._names_tenants = tenants is not None and tenants.user
         self.load_gate = threading.Event()
@@ -134,7 +136,7 @@ class ParrotServer:
         limits = SchedulerLimits(
             max_num_seqs=self._max_num_seqs, max_num_batched_tokens=64, max_model_len=self._max_model_len
         )
-        self.scheduler = Scheduler(limits, kv, make_policy("continuous"))
+        self.scheduler = Scheduler(limits, kv, self._policy)
         self.engine = Engine(self.scheduler, self.runner, eos_token_ids=(EOS,), make_text_decoder=ParrotDecoder)
         return ServedModel(
             engine=self.engine,
@@ -150,6 +152,7 @@ class ParrotServer:
             encode_chat=encode_chat,
             num_blocks=self.num_blocks,
             max_sequences=self._max_sequences,
+            tenant_names=self._tenant_names,
         )
 
     def _encode(self, text: str) -> list[int]:
@@ -231,9 +234,9 @@ class ParrotServer:
         assert headers["content-type"] == "text/event-stream; charset=utf-8"
         return parse_events(answer)
 
-    def metric(self, name: str, label: str = "") -> float:
+    def metric(self, name: str, label: str = "", headers: Mapping[str, str] | None = None) -> float:
         """The sum of a metric's samples that have this label."""
-        lines = self.get("/metrics")[1].decode().splitlines()
+        lines = self.get("/metrics", headers)[1].decode().splitlines()
         named = [line for line in lines if line.partition("{")[0] == f"everystop_{name}" and label in line]
         values = [float(line.rpartition(" ")[2]) for line in named]
         assert values, name

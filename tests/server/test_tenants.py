@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.server.parrot import ParrotServer, parrot
+from tests.server.parrot import ParrotServer, parrot, wait_until
 
+from everystop.core.policy import Share, make_policy
 from everystop.engine.messages import Submit
 from everystop.tenants import Tenant, Tenants
 
@@ -72,3 +75,45 @@ def test_priority_reaches_the_engine_under_its_policy_only() -> None:
     assert (status, body["error"]["code"], body["error"]["param"]) == (400, "unsupported_field", "priority")
     assert "--policy priority" in body["error"]["message"]
     assert [message.priority for message in seen] == [0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_full_queue_of_a_tenant_is_429_with_the_numbers_and_when_to_come_back(stream: bool) -> None:
+    policy = make_policy("fair", shares={"gold": Share(max_running=1, max_queued=2)})
+    with parrot(tenants=GOLD, policy=policy) as server, ThreadPoolExecutor() as pool:
+        server.runner.step_s = 0.02
+        running = [pool.submit(post, server, "k1", max_tokens=400, ignore_eos=True) for _ in range(3)]
+        wait_until(lambda: server.scheduler.num_waiting == 2 and server.scheduler.num_running == 1)
+        body = {"prompt": "a", "max_tokens": 1, "stream": stream}
+        status, headers, answer = server.request("POST", COMPLETIONS, body, {"authorization": "Bearer k2"})
+        status_of_four = post(server, "k1", n=4)
+        server.runner.step_s = 0
+        error = json.loads(answer)["error"]
+        assert (status, error["type"], error["code"]) == (429, "rate_limit_error", "tenant_queue_full")
+        assert 1 <= int(headers["retry-after"]) <= 600
+        assert "waiting requests: 2;" in error["message"]
+        assert "2 (max_queued)" in error["message"]
+        assert status_of_four == 400, "no waiting makes room for so many"
+        assert [future.result() for future in running] == [200] * 3
+        assert post(server, "k2") == 200, "there is room again"
+        key = {"authorization": "Bearer k1"}
+        assert server.metric("tenant_requests_refused_total", 'tenant="gold"', key) == 1 + 4
+        assert server.metric("requests_refused_total", 'error="TenantQueueFull"', key) == 1
+        assert server.metric("tenant_generation_tokens_total", 'tenant="gold"', key) == 3 * 400 + 1
+        assert server.metric("tenant_num_requests_waiting", headers=key) == 0
+
+
+def test_refused_choices_leave_nothing_behind() -> None:
+    policy = make_policy("fair", shares={"gold": Share(max_running=1, max_queued=2)})
+    with parrot(tenants=GOLD, policy=policy) as server:
+        assert post(server, "k1", n=4) == 400
+        assert post(server, "k1", n=3) == 200
+        wait_until(lambda: not server.scheduler.requests)
+        assert server.num_free_blocks == server.num_blocks
+
+
+def test_tenant_over_its_rate_is_served_when_it_has_paid_though_nothing_else_happens() -> None:
+    """The engine sleeps meanwhile, and must wake by itself: 106 weighted tokens at 100 a second, 100 of them saved."""
+    policy = make_policy("fair", shares={"gold": Share(token_rate=100)})
+    with parrot(tenants=GOLD, policy=policy) as server:
+        assert [post(server, "k1", prompt="x" * 104), post(server, "k1")] == [200, 200]

@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.core.fuzz import ABORT_RATES, STEPS_PER_EPISODE, Episode
 from tests.core.harness import Harness, make_request
 from tests.core.hash_model import EOS, HashModelRunner
 
-from everystop.core.errors import RecordError
+from everystop.core.errors import RecordError, TenantQueueFull
 from everystop.core.kv_cache import KVCache
 from everystop.core.policy import Share, make_policy
 from everystop.core.recording import RecordingScheduler
@@ -26,15 +27,21 @@ from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.observe.recorder import CALLS_PER_BATCH, Recorder
 from everystop.sim.replay import replay
 
-POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "thrifty")
+POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "fair-prefix", "thrifty")
 AGEING_NS = 3_000_000
-SHARES = {"key-of-ann": Share(0.5), "b": Share(2.0, 2)}
+SHARES = {
+    "key-of-ann": Share(0.5, token_rate=3_000.0, kv_share=0.6),
+    "b": Share(2.0, 2, max_queued=3),
+    "c": Share(token_rate=400.0, kv_share=0.3),
+}
+QUANTUM = 70
 SENTINEL = 1_734_261_985
 
 
 def record_workload(path: Path, *, policy: str = "continuous", depth: int = 0, num_requests: int = 40) -> Harness:
     """A small run with every kind of call, recorded; the prompts hold a sentinel token."""
-    settings: dict[str, Any] = {"batch_wait_ns": 2_000_000, "ageing_ns": AGEING_NS, "shares": SHARES}
+    settings: dict[str, Any] = {"batch_wait_ns": 2_000_000, "ageing_ns": AGEING_NS}
+    settings |= {"shares": SHARES, "quantum": QUANTUM}
     recorder = Recorder(path, policy=policy, **settings)
     kv = KVCache(num_blocks=24, block_size=4, enable_prefix_caching=True)
     limits = Limits(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=80)
@@ -78,7 +85,8 @@ def test_fuzzed_traffic_replays_with_identical_plans(policy: str, depth: int, tm
         assert replay(path).first_difference is None, f"episode {number}"
         coverage += episode.harness.counts
     assert coverage["steps"] > 10_000 / 12
-    assert min(coverage[name] for name in ("preemptions", "forks", "prefix hits", "finished by abort")) >= 10
+    assert min(coverage[name] for name in ("forks", "prefix hits", "finished by abort")) >= 10
+    assert coverage["preemptions"] >= 3
 
 
 class RecordedEpisode(Episode):
@@ -88,7 +96,8 @@ class RecordedEpisode(Episode):
         super().__init__(seed, policy, depth, abort_rate)
         plain = self.harness.scheduler
         wait_ns = getattr(plain.policy, "batch_wait_ns", 0)
-        settings: dict[str, Any] = {"batch_wait_ns": wait_ns, "ageing_ns": AGEING_NS, "shares": SHARES}
+        settings: dict[str, Any] = {"batch_wait_ns": wait_ns, "ageing_ns": AGEING_NS}
+        settings |= {"shares": SHARES, "quantum": QUANTUM}
         self.recorder = Recorder(path, policy=policy, **settings)
         scheduler = RecordingScheduler(plain.limits, plain.kv, make_policy(policy, **settings), self.recorder)
         self.harness = Harness(scheduler, depth=depth, is_checking=False)
@@ -186,6 +195,43 @@ def test_another_policy_serves_the_same_tokens_in_virtual_time(tmp_path: Path) -
     assert {i: report.replayed.num_tokens[i] for i in whole} == {i: report.recorded.num_tokens[i] for i in whole}
     assert report.replayed.num_steps > report.recorded.num_steps
     assert sum(report.replayed.e2e_ns()) > sum(report.recorded.e2e_ns())
+
+
+def test_refusals_of_a_full_queue_replay_and_stay_away_under_other_policies(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"shares": {"b": Share(max_running=1, max_queued=2)}}
+    recorder = Recorder(tmp_path / "run.gz", policy="fair", **settings)
+    kv = KVCache(num_blocks=24, block_size=4, enable_prefix_caching=True)
+    scheduler = RecordingScheduler(Limits(max_num_seqs=4), kv, make_policy("fair", **settings), recorder)
+    harness = Harness(scheduler)
+    for i in range(40):
+        with suppress(TenantQueueFull):
+            harness.add(make_request(i, 5, max_tokens=6, tenant="ab"[i % 2]))
+        harness.turn()
+    harness.run()
+    recorder.close()
+    report = replay(tmp_path / "run.gz")
+    assert report.first_difference is None
+    assert report.num_requests == 40 - len(harness.refused)
+    assert len(harness.refused) >= 5
+    lines = gzip.decompress((tmp_path / "run.gz").read_bytes()).decode().splitlines()
+    assert sum(line.startswith('["refuse"') for line in lines) == len(harness.refused)
+    other = replay(tmp_path / "run.gz", policy="continuous").replayed
+    assert other.finish_ns.keys() == harness.finished.keys()
+
+
+def test_what_another_policy_refuses_does_not_end_its_replay(tmp_path: Path) -> None:
+    """The limits are in the record whatever its policy, but only `fair` holds to them."""
+    settings: dict[str, Any] = {"shares": {"": Share(max_running=1, max_queued=0)}}
+    recorder = Recorder(tmp_path / "run.gz", policy="continuous", **settings)
+    kv = KVCache(num_blocks=24, block_size=4, enable_prefix_caching=True)
+    harness = Harness(RecordingScheduler(Limits(), kv, make_policy("continuous"), recorder))
+    for i in range(6):
+        harness.add(make_request(i, 5, max_tokens=6))
+    harness.run()
+    recorder.close()
+    report = replay(tmp_path / "run.gz", policy="fair")
+    assert len(report.recorded.finish_ns) == 6
+    assert list(report.replayed.finish_ns) == [0]
 
 
 def test_files_that_are_no_records_are_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from everystop.core.request import FinishReason, Request, SamplingParams
 from everystop.core.scheduler import Limits
 from everystop.engine.loop import StepLoop
 from everystop.observe.recorder import Recorder
+from everystop.runner.calibration import Room, measure_step_times
 from everystop.sim.replay import replay
 
 POLICIES = ("continuous", "static", "static-padded")
@@ -63,13 +64,15 @@ class Traffic:
             assert self.scheduler.abort(request_id, time.monotonic_ns())
 
 
-def record_run(path: Path, policy: str, depth: int) -> list[Event]:
+def record_run(path: Path, policy: str, depth: int, target_itl_ns: int | None = None) -> list[Event]:
     """Drive the loop for `NUM_STEPS` executed steps, then until all requests have ended."""
     recorder = Recorder(path, policy=policy, batch_wait_ns=200_000)
     runner = make_runner(random_model("llama", "int8"), num_blocks=22, block_size=BLOCK_SIZE, max_num_batched_tokens=48)
     kv = KVCache(num_blocks=22, block_size=BLOCK_SIZE, enable_prefix_caching=True)
-    limits = Limits(max_num_seqs=8, max_num_batched_tokens=48, max_model_len=160)
-    scheduler = RecordingScheduler(limits, kv, make_policy(policy, batch_wait_ns=200_000), recorder)
+    limits = Limits(max_num_seqs=8, max_num_batched_tokens=48, max_model_len=160, target_itl_ns=target_itl_ns)
+    room = Room(num_blocks=22, block_size=BLOCK_SIZE, max_num_seqs=8, max_num_batched_tokens=48)
+    times = measure_step_times(runner, room)
+    scheduler = RecordingScheduler(limits, kv, make_policy(policy, batch_wait_ns=200_000), recorder, times)
     loop = StepLoop(scheduler, runner, time.monotonic_ns, depth=depth)
     traffic = Traffic(scheduler, seed=depth)
     events: list[Event] = []
@@ -107,6 +110,15 @@ def test_run_on_native_kernels_replays_with_identical_plans(policy: str, depth: 
     assert report.first_difference is None
     assert not report.is_truncated
     assert report.num_requests == kinds["ArrivalEvent"] == sum(ends.values())
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_run_planned_by_measured_times_replays_with_identical_plans(depth: int, tmp_path: Path) -> None:
+    events = record_run(tmp_path / "run.gz", "continuous", depth, target_itl_ns=600_000)
+    steps = [event for event in events if isinstance(event, StepEvent)]
+    assert {event.target_ns for event in steps if event.plan.rows} == {600_000}
+    assert len({event.predicted_ns for event in steps}) > NUM_STEPS / 4
+    assert replay(tmp_path / "run.gz").first_difference is None
 
 
 def test_replay_notices_a_changed_plan(tmp_path: Path) -> None:

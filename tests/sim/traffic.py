@@ -27,10 +27,13 @@ class Arrival(NamedTuple):
     tenant: str
     num_prompt: int
     num_output: int
+    prefix: int = 0  # prompts with the same number have all tokens but the last 8 in common, as far as both reach
 
 
 class Service(NamedTuple):
-    """What a tenant got: 1 for each prompt token, when its request boards first, and 2 for each output token."""
+    """What a tenant got: 1 for each prompt token that the cache has not, when its request boards first (less those that
+    turned up later, when it ends), and 2 for each output token.
+    """
 
     now_ns: int
     tenant: str
@@ -56,12 +59,19 @@ class Simulation:
     """One scheduler under a policy, fed with arrivals until `until_ns`, or until all are done."""
 
     def __init__(
-        self, policy: Policy, *, num_blocks: int = 4_000, depth: int = 0, notes_waiting: bool = False, **limits: int
+        self,
+        policy: Policy,
+        *,
+        num_blocks: int = 4_000,
+        depth: int = 0,
+        notes_waiting: bool = False,
+        prefix_caching: bool = False,
+        **limits: int,
     ) -> None:
         self.now_ns = 0
         self.scheduler = Scheduler(
             Limits(**limits),  # type: ignore[arg-type]
-            KVCache(num_blocks=num_blocks, block_size=16, enable_prefix_caching=False),
+            KVCache(num_blocks=num_blocks, block_size=16, enable_prefix_caching=prefix_caching),
             policy,
         )
         self.requests: dict[int, Request] = {}
@@ -69,9 +79,9 @@ class Simulation:
         self.first_token_ns: dict[int, int] = {}
         self.finish_ns: dict[int, int] = {}
         self.num_preemptions = 0
+        self.num_cached: dict[int, int] = {}
         self.waiting_after: list[tuple[int, frozenset[str]]] = []  # services so far, and tenants that wait, by turn
         self._notes_waiting = notes_waiting
-        self._boarded: set[int] = set()
         self._loop = StepLoop(self.scheduler, SimulatedRunner(step_ns, self._advance), lambda: self.now_ns, depth=depth)
 
     def run(self, arrivals: Iterable[Arrival], until_ns: int | None = None) -> Simulation:
@@ -86,8 +96,10 @@ class Simulation:
                 running = self.scheduler.running
                 waiting = (r.tenant for i, r in self.scheduler.requests.items() if i not in running)
                 self.waiting_after.append((len(self.services), frozenset(waiting)))
-            if turn.is_idle and coming:
-                self.now_ns = max(self.now_ns, coming[-1].now_ns)
+            wakes = [coming[-1].now_ns] if coming else []
+            wakes += [turn.wake_at_ns] if turn.wake_at_ns is not None else []
+            if turn.is_idle and wakes:
+                self.now_ns = max(self.now_ns, min(wakes))
         return self
 
     def _advance(self, ns: int) -> None:
@@ -97,7 +109,7 @@ class Simulation:
         request_id = len(self.requests)
         request = Request(
             request_id,
-            [0] * arrival.num_prompt,
+            [arrival.prefix] * (arrival.num_prompt - 8) + [-request_id] * min(8, arrival.num_prompt),
             SamplingParams(max_tokens=arrival.num_output),
             arrival_ns=arrival.now_ns,
             tenant=arrival.tenant,
@@ -112,11 +124,16 @@ class Simulation:
                     if tokens:
                         self.first_token_ns.setdefault(row.request_id, event.now_ns)
                         self._serve(event.now_ns, row.request_id, 2 * len(tokens))
-            elif isinstance(event, AdmitEvent) and event.request_id not in self._boarded:
-                self._boarded.add(event.request_id)
-                self._serve(event.now_ns, event.request_id, self.requests[event.request_id].num_prompt_tokens)
+            elif isinstance(event, AdmitEvent) and event.request_id not in self.num_cached:
+                self.num_cached[event.request_id] = event.num_cached_tokens
+                num_prompt = self.requests[event.request_id].num_prompt_tokens
+                self._serve(event.now_ns, event.request_id, num_prompt - event.num_cached_tokens)
             elif isinstance(event, FinishEvent):
                 self.finish_ns[event.request_id] = event.now_ns
+                num_later = event.num_cached_tokens - self.num_cached[event.request_id]
+                if num_later:
+                    self.num_cached[event.request_id] = event.num_cached_tokens
+                    self._serve(event.now_ns, event.request_id, -num_later)
             elif isinstance(event, PreemptEvent):
                 self.num_preemptions += 1
 

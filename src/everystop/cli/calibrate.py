@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from everystop.sim.cost import StepCost
 
 MEASURED = "measured"
 
@@ -37,6 +40,17 @@ def cost_path(name: str) -> Path:
     from everystop.model.home import Home
 
     return Home.from_environment().root / "cost.json"
+
+
+def read_cost(name: str) -> StepCost:
+    """The step times that `--cost` names: "measured", a preset such as "h200:llama-3.1-8b", or a file.
+
+    Raises CostError, also for "gpu:model" that is no preset.
+    """
+    from everystop.sim.cost import CostModel
+    from everystop.sim.roofline import find_preset
+
+    return find_preset(name) or CostModel.read(cost_path(name))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -42,9 +42,10 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument_group("machine").add_argument
     add(
         "--cost",
-        metavar="FILE",
+        metavar="NAME",
         default=calibrate.MEASURED,
-        help="step times that calibrate wrote; measured (the default) for those it keeps for this machine",
+        help="step times: measured (the default) for those that calibrate keeps for this machine, a file that it "
+        "wrote, or a preset, GPU:MODEL",
     )
     add("--replicas", metavar="N", type=int, default=1, help="equal servers behind a router (default: 1)")
     add("--router", default="round-robin", help="round-robin (default), least-loaded or prefix-affinity")
@@ -92,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.trace,
         options,
         scheduler=scheduler_settings(config, arguments.num_blocks),
-        cost=calibrate.cost_path(arguments.cost),
+        cost=calibrate.read_cost(arguments.cost),
         num_replicas=arguments.replicas,
         router=arguments.router,
         check=arguments.check,

@@ -15,14 +15,16 @@ from everystop.core.request import Request, RequestState
 class Outstanding:
     """A plan on its way: the request and its epoch behind each row, and block tables to release when it is back.
 
-    Epoch -1 marks a padded row, whose result is dropped. Of the plan's tokens, `num_recomputed_tokens` had been there
-    before a preemption.
+    Epoch -1 marks a padded row, whose result is dropped. A step planned by time has a target and a predicted duration,
+    others 0 and 0. Of the plan's tokens, `num_recomputed_tokens` had been there before a preemption.
     """
 
     plan: StepPlan
     scheduled_ns: int
     riders: list[tuple[Request, int]]
     deferred: list[list[int]]
+    target_ns: int = 0
+    predicted_ns: int = 0
     num_recomputed_tokens: int = 0
 
 

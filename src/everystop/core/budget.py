@@ -1,20 +1,59 @@
-"""The tokens of one step: how many are left for prompts, and how large a share of them one request may take."""
+"""What one step may compute: how much is left for prompts, in tokens or in time, and how large a share of it one
+request may take.
+"""
 
 from __future__ import annotations
+
+from everystop.core.step_time import StepFeatures, StepTimeModel, num_pairs
+
+MIN_PREFILL_TOKENS = 16
+
+
+class TimeBudget:
+    """Time that prompts may still take in the step being planned, so that it lasts `target_ns` at most, as predicted.
+
+    Prompts get at least 16 tokens a step in all, lest they starve beside decoders that take up the whole target alone.
+    """
+
+    def __init__(self, model: StepTimeModel, target_ns: int, decodes: StepFeatures) -> None:
+        self.target_ns = target_ns
+        self.predicted_ns = model.execute_ns(decodes)
+        self._model = model
+        self._num_tokens = 0
+
+    def largest_chunk(self, start: int) -> int:
+        """Most prefill tokens from position `start` on that a request may still have."""
+        in_time = self._model.largest_chunk(start, self.target_ns - self.predicted_ns)
+        return max(in_time, MIN_PREFILL_TOKENS - self._num_tokens)
+
+    def spend(self, start: int, num_tokens: int) -> None:
+        """A row of that many tokens from position `start` on is in the plan."""
+        row = (num_tokens, start + 1, 0) if num_tokens == 1 else (num_tokens, 0, num_pairs(start, num_tokens))
+        self.predicted_ns += self._model.execute_ns(StepFeatures(*row, 1)) - self._model.step_ns
+        self._num_tokens += num_tokens
 
 
 class StepBudget:
     """Tokens that prefill chunks may still use in the step being planned.
 
     `tokens` bounds all rows that are not running decoders, `prefill_tokens` those of requests with more than one token
-    to compute; a fork, which has one, counts against the first only.
+    to compute, and `time`, where a target is set, those too; a fork, which has one, counts against the first only.
     """
 
-    def __init__(self, tokens: int, max_num_prefill_tokens: int | None, block_size: int) -> None:
+    def __init__(
+        self, tokens: int, max_num_prefill_tokens: int | None, block_size: int, time: TimeBudget | None = None
+    ) -> None:
         self.tokens = tokens
         self.prefill_tokens = tokens if max_num_prefill_tokens is None else min(tokens, max_num_prefill_tokens)
+        self.time = time
         self._block_size = block_size
-        self._may_fragment = self.prefill_tokens < 2 * block_size
+        self._may_fragment = self.left_at(0) < 2 * block_size
+
+    def left_at(self, start: int) -> int:
+        """Prefill tokens that are left for a request at position `start`."""
+        if self.time is None:
+            return self.prefill_tokens
+        return max(0, min(self.prefill_tokens, self.time.largest_chunk(start)))
 
     def share(self, start: int, remaining: int, *, contended: bool) -> int:
         """Tokens for a request with `remaining` to compute from position `start` on; 0 if it should wait.
@@ -26,7 +65,7 @@ class StepBudget:
         """
         if remaining == 1:
             return min(1, self.tokens)
-        left = self.prefill_tokens
+        left = self.left_at(start)
         if not contended:
             return min(remaining, left)
         half, block_size = (left + 1) // 2, self._block_size
@@ -39,9 +78,13 @@ class StepBudget:
             return min(remaining, block_size - start % block_size)
         return half if self._may_fragment else 0
 
-    def spend(self, num_tokens: int, *, is_prefill: bool) -> None:
-        """A row of that many tokens is in the plan; `is_prefill` if its request had more than one to compute."""
+    def spend(self, start: int, num_tokens: int, *, is_prefill: bool) -> None:
+        """A row of that many tokens from position `start` on is in the plan; `is_prefill` if its request had more than
+        one to compute.
+        """
         self.tokens -= num_tokens
         if is_prefill:
             self.prefill_tokens -= num_tokens
         self.prefill_tokens = min(self.prefill_tokens, self.tokens)
+        if self.time is not None:
+            self.time.spend(start, num_tokens)

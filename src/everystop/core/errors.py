@@ -6,6 +6,8 @@ EverystopError
 ├── RequestError           a client's request cannot be honoured (HTTP 400)
 │   ├── PromptTooLong      the prompt leaves no room for one output token
 │   ├── NeverFits          prompt + max_tokens exceed what the empty system holds
+│   ├── TooManyChoices     n exceeds what the tenant may have running and waiting
+│   ├── TenantQueueFull    as many of the tenant's requests wait as may (HTTP 429)
 │   ├── UnsupportedField   a known field that this version does not serve
 │   ├── ChatTemplateMissing  chat was asked of a model that has no template
 │   └── ChatTemplateError  the template refused the messages, or failed on them
@@ -63,6 +65,31 @@ class NeverFits(RequestError):
             param="max_tokens",
             code="context_length_exceeded",
         )
+
+
+class TooManyChoices(RequestError):
+    """The n choices of one request exceed what its tenant may ever have running and waiting."""
+
+    def __init__(self, n: int, limit: int) -> None:
+        super().__init__(
+            f"n is {n:,}, but this tenant may have at most {limit:,} choices running and waiting; lower n, or raise "
+            "max_running or max_queued in the tenants' file",
+            param="n",
+            code="too_many_choices",
+        )
+
+
+class TenantQueueFull(RequestError):
+    """The tenant has as many requests waiting as it may; `retry_after_s` says when one of them should have boarded."""
+
+    def __init__(self, num_waiting: int, n: int, max_queued: int, retry_after_s: int) -> None:
+        more = "one more" if n == 1 else f"{n:,} more"
+        super().__init__(
+            f"this tenant's waiting requests: {num_waiting:,}; with {more} there would be more than {max_queued:,} "
+            f"(max_queued) without a place to run; try again in {retry_after_s:,} s",
+            code="tenant_queue_full",
+        )
+        self.retry_after_s = retry_after_s
 
 
 class UnsupportedField(RequestError):

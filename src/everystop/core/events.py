@@ -63,6 +63,7 @@ class RefuseEvent(NamedTuple):
     now_ns: int
     request_id: int
     code: str
+    tenant: str = ""
 
 
 class AdmitEvent(NamedTuple):
@@ -110,7 +111,8 @@ class WaitEvent(NamedTuple):
 class StepEvent(NamedTuple):
     """A step was executed and taken back: its plan, the tokens accepted, the state after it, its durations.
 
-    Of the tokens that it computed, `num_recomputed_tokens` had been there before a preemption.
+    A step planned by time has a `target_ns`, and a `predicted_ns` that is above it where the target is out of reach;
+    others have 0 for both. Of the tokens computed, `num_recomputed_tokens` had been there before a preemption.
     """
 
     now_ns: int
@@ -125,6 +127,8 @@ class StepEvent(NamedTuple):
     num_cached_blocks: int
     num_evicted_blocks: int
     num_wasted_rows: int
+    target_ns: int = 0
+    predicted_ns: int = 0
     num_recomputed_tokens: int = 0
 
 

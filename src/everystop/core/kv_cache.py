@@ -48,6 +48,10 @@ class KVCache:
             matched.append(block)
         return matched
 
+    def num_matched_tokens(self, request: Request) -> int:
+        """Length of the longest cached prefix, in tokens; nothing is pinned."""
+        return len(self.match(request)) * self.block_size
+
     def shortfall(self, request: Request, shared: list[int]) -> tuple[int, int]:
         """(need, have): private blocks that `admit` would take, and free blocks left once `shared` is pinned."""
         need = self.num_blocks_for(request.num_tokens + 1) - len(shared)

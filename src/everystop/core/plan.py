@@ -77,7 +77,7 @@ class StepPlan:
     Order of execution: drop `released` and `preempted`, take `admitted`, apply `new_blocks`, do the block `copies`
     (source, destination), then the forward pass over `rows`. The last `num_padded_rows` rows are computed and thrown
     away (static-padded only). A plan without rows carries bookkeeping, or a `wake_at_ns` before which nothing can be
-    done.
+    done; in a plan with rows it tells only that somebody waits for that time.
     """
 
     step_id: int

@@ -12,13 +12,16 @@ from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy.base import Policy
 from everystop.core.request import Request
 from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 
 
 class Listener(Protocol):
     """Hears of each call once it has been carried out; must neither raise nor keep the caller waiting."""
 
     def started(self, settings: dict[str, dict[str, Any]]) -> None:
-        """A scheduler begins, with nothing in its cache; `settings` holds the fields of `limits` and `kv`."""
+        """A scheduler begins, with nothing in its cache; `settings` holds the fields of `limits`, `kv` and
+        `step_times`.
+        """
 
     def added(self, request: Request, now_ns: int) -> None:
         """A request was taken."""
@@ -39,15 +42,22 @@ class Listener(Protocol):
 class RecordingScheduler(Scheduler):
     """A `Scheduler` in every respect, with a listener."""
 
-    def __init__(self, limits: Limits, kv: KVCache, policy: Policy, listener: Listener) -> None:
-        super().__init__(limits, kv, policy)
+    def __init__(
+        self,
+        limits: Limits,
+        kv: KVCache,
+        policy: Policy,
+        listener: Listener,
+        step_times: StepTimeModel = UNKNOWN_STEP_TIMES,
+    ) -> None:
+        super().__init__(limits, kv, policy, step_times)
         self._listener = listener
         geometry = {
             "num_blocks": kv.pool.num_blocks,
             "block_size": kv.block_size,
             "enable_prefix_caching": kv.enable_prefix_caching,
         }
-        listener.started({"limits": asdict(limits), "kv": geometry})
+        listener.started({"limits": asdict(limits), "kv": geometry, "step_times": asdict(step_times)})
 
     def add(self, request: Request, now_ns: int) -> None:
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from everystop.core.admission import Admission
 from everystop.core.batch import Batch, Outstanding
-from everystop.core.budget import StepBudget
+from everystop.core.budget import StepBudget, TimeBudget
 from everystop.core.errors import NeverFits, PolicyError, PromptTooLong, RequestError
 from everystop.core.events import (
     AdmitEvent,
@@ -28,11 +28,13 @@ from everystop.core.events import (
 )
 from everystop.core.integrity import check_scheduler
 from everystop.core.kv_cache import KVCache
+from everystop.core.pace import Pace
 from everystop.core.plan import Admitted, NewBlocks, Row, StepPlan, StepResult
 from everystop.core.policy.base import Policy, SlotUse, View, Wait
 from everystop.core.policy.waiting import WaitingLine
 from everystop.core.request import FinishReason, Request, RequestState
 from everystop.core.siblings import Siblings
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class Limits:
     max_model_len: int = 8192
     max_preemptions: int = 8
     admission: str = "greedy"
+    target_itl_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -84,17 +87,32 @@ class _Draft:
 class Scheduler:
     """add and abort requests, schedule a step, update with its result. Same calls, same plans, byte for byte.
 
-    One plan may be outstanding when the next is scheduled; results come back in the order of their plans.
+    One plan may be outstanding when the next is scheduled; results come back in the order of their plans. Where steps
+    are planned by time (`target_itl_ns`, or a policy with a target of its own), `step_times` is what is known of step
+    times at the start; the rest is learned from the steps.
     """
 
-    def __init__(self, limits: Limits, kv: KVCache, policy: Policy) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        kv: KVCache,
+        policy: Policy,
+        step_times: StepTimeModel = UNKNOWN_STEP_TIMES,
+    ) -> None:
         self.limits = limits
         self.kv = kv
         self.policy = policy
         self.batch = Batch(limits.max_num_seqs, kv)
         self.siblings = Siblings()
         self.requests: dict[int, Request] = {}
-        self.view = View(max_num_seqs=limits.max_num_seqs, num_private_tokens=kv.num_private_tokens)
+        self.view = View(
+            max_num_seqs=limits.max_num_seqs,
+            step_times=step_times,
+            num_blocks=kv.pool.num_blocks,
+            block_size=kv.block_size,
+            num_matched_tokens=kv.num_matched_tokens,
+            num_private_tokens=kv.num_private_tokens,
+        )
         self.limit_tokens = min(limits.max_model_len, kv.num_token_slots)
         self.admission = Admission(kv, self.limit_tokens) if limits.admission == "expected" else None
         self.num_preemptions = 0
@@ -103,6 +121,8 @@ class Scheduler:
         self._events: list[Event] = []
         self._next_step_id = 0
         self._last_wait: tuple[int, WaitReason | None] = (-1, None)
+        has_targets = type(policy).step_target_ns is not Policy.step_target_ns
+        self._pace = Pace(step_times) if has_targets or limits.target_itl_ns is not None else None
         self._charges = type(policy).charge is not Policy.charge  # most do not, and a call a row costs
 
     @property
@@ -148,12 +168,16 @@ class Scheduler:
         return view
 
     def add(self, request: Request, now_ns: int) -> None:
-        """Take a request; raises RequestError, and records it, if an empty system could not serve the request."""
+        """Take a request; raises RequestError, and records it, if an empty system could not serve the request, or if
+        the policy refuses it.
+        """
         assert request.request_id not in self.requests
         try:
             self._check_fits(request)
+            if not self.siblings.has(request.group_id):
+                self.policy.check_add(request, self._look(now_ns))
         except RequestError as error:
-            self._events.append(RefuseEvent(now_ns, request.request_id, type(error).__name__))
+            self._events.append(RefuseEvent(now_ns, request.request_id, type(error).__name__, request.tenant))
             raise
         self.requests[request.request_id] = request
         self.siblings.join(request)
@@ -211,7 +235,9 @@ class Scheduler:
         riders = self._write_rows(draft)
         if not plan.is_noop:
             num_recomputed = sum(map(_num_recomputed, draft.chunks))
-            self.batch.outstanding.append(Outstanding(plan, now_ns, riders, [], num_recomputed))
+            time = draft.budget.time
+            promise = (0, 0) if time is None else (time.target_ns, round(time.predicted_ns))
+            self.batch.outstanding.append(Outstanding(plan, now_ns, riders, [], *promise, num_recomputed))
         return plan
 
     def _deal_decodes(self, plan: StepPlan, now_ns: int) -> tuple[_Draft, list[Request]]:
@@ -227,8 +253,19 @@ class Scheduler:
             prefilling.sort(key=lambda r: self._keep_key(r, view))
         num_left = limits.max_num_batched_tokens - len(decoders)
         num_left = max(min(num_left, 1), num_left - batch.num_padded)
-        budget = StepBudget(num_left, limits.max_num_prefill_tokens, self.kv.block_size)
+        time = self._time_budget(decoders, now_ns)
+        budget = StepBudget(num_left, limits.max_num_prefill_tokens, self.kv.block_size, time)
         return _Draft(plan, now_ns, budget, decoders), prefilling
+
+    def _time_budget(self, decoders: list[Request], now_ns: int) -> TimeBudget | None:
+        """What the targets on a step's time leave to prompts; None where there is none: a gap between tokens concerns
+        decoders only.
+        """
+        if self._pace is None:
+            return None
+        target_itl_ns = self.limits.target_itl_ns if decoders else None
+        targets = (target_itl_ns, self.policy.step_target_ns(self._look(now_ns)))
+        return self._pace.budget(targets, decoders, self.batch.num_padded)
 
     def _catching_up(self) -> tuple[list[Request], list[Request]]:
         """Running requests with one token to compute, and those with more."""
@@ -262,7 +299,7 @@ class Scheduler:
 
     def _deal(self, draft: _Draft, request: Request, start: int, num_tokens: int) -> None:
         draft.chunks.append(_Chunk(request, start, num_tokens))
-        draft.budget.spend(num_tokens, is_prefill=request.num_tokens - start > 1)
+        draft.budget.spend(start, num_tokens, is_prefill=request.num_tokens - start > 1)
         self.kv.publish(request, start + num_tokens)
 
     def _skip_matchable(self, request: Request, plan: StepPlan) -> int:
@@ -420,11 +457,12 @@ class Scheduler:
         if draft.budget.prefill_tokens <= 0 or not draft.chunks:
             return
         last = draft.chunks[-1]
-        unplanned = last.request.num_tokens - last.start - last.num_tokens
-        extra = min(draft.budget.prefill_tokens, unplanned)
+        end = last.start + last.num_tokens
+        extra = min(draft.budget.left_at(end), last.request.num_tokens - end)
         if extra > 0:
             last.num_tokens += extra
-            self.kv.publish(last.request, last.start + last.num_tokens)
+            draft.budget.spend(end, extra, is_prefill=True)
+            self.kv.publish(last.request, end + extra)
 
     def _pick(self, draft: _Draft) -> Request | None:
         """Whom the policy lets board next; None, and a note of why, if nobody."""
@@ -433,7 +471,7 @@ class Scheduler:
         picked = front if front is not None and self.policy.may_return(front, view) else self.policy.pick(view)
         if isinstance(picked, Wait):
             draft.plan.wake_at_ns = picked.until_ns
-            self._note_wait(-1, WaitReason.BATCH_FILL, draft.now_ns)
+            self._note_wait(-1, picked.reason, draft.now_ns)
             return None
         if picked is None:
             if view.num_waiting and not view.num_running and not self.batch.outstanding:
@@ -598,6 +636,10 @@ class Scheduler:
             else:
                 accepted.append(self._accept(request, out, row, result, now_ns))
         self.batch.release_deferred(outstanding)
+        if self._pace is not None:
+            is_overlapped = bool(self.batch.outstanding)
+            self._pace.learn(outstanding, result.execute_ns, now_ns, is_overlapped=is_overlapped)
+            self.view.step_times = self._pace.model
         self._events.append(self._step_event(outstanding, result, accepted, num_wasted, now_ns))
         return self.take_events()
 
@@ -623,6 +665,8 @@ class Scheduler:
             pool.num_cached,
             pool.num_evicted,
             num_wasted,
+            landed.target_ns,
+            landed.predicted_ns,
             landed.num_recomputed_tokens,
         )
 
@@ -648,7 +692,7 @@ class Scheduler:
                 break
         if self._charges:
             num_prefill = row.num_tokens if row.num_tokens > 1 or not tokens else 0
-            self.policy.charge(request, num_prefill, num_accepted)
+            self.policy.charge(request, num_prefill, num_accepted, now_ns)
         if request.num_computed_tokens >= (request.num_published_blocks + 1) * self.kv.block_size:
             self.kv.publish(request, request.num_computed_tokens)
         if self.siblings.has_parked(request) and request.num_computed_tokens >= request.num_prompt_tokens - 1:

@@ -34,6 +34,10 @@ class Siblings:
                 parked.remove(request)
                 self.num_parked -= 1
 
+    def has(self, group_id: int) -> bool:
+        """A choice of that client request lives."""
+        return group_id in self._groups
+
     def of(self, request: Request) -> list[Request]:
         """All living choices of the same client request, this one included."""
         return self._groups[request.group_id]

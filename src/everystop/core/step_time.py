@@ -10,9 +10,17 @@ s on has n·s + n·(n + 1)/2 pairs of a token and one that it attends to. `host`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import NamedTuple
 
 from everystop.core.plan import StepPlan
+
+MAX_TOKENS = 1 << 30
+
+
+def num_pairs(start: int, num_tokens: int) -> int:
+    """Pairs of a token and one that it attends to, in a row of `num_tokens` from position `start` on."""
+    return num_tokens * start + num_tokens * (num_tokens + 1) // 2
 
 
 class StepFeatures(NamedTuple):
@@ -32,7 +40,7 @@ class StepFeatures(NamedTuple):
             if n == 1:
                 decode_context += start + 1
             else:
-                prefill_pairs += n * start + n * (n + 1) // 2
+                prefill_pairs += num_pairs(start, n)
         return cls(num_tokens, decode_context, prefill_pairs, len(plan.rows))
 
 
@@ -57,3 +65,16 @@ class StepTimeModel:
             + self.prefill_pair_ns * prefill_pairs
             + self.row_ns * num_rows
         )
+
+    def largest_chunk(self, start: int, time_ns: float) -> int:
+        """Most prefill tokens from position `start` on whose row takes at most `time_ns`; may be negative."""
+        quadratic = self.prefill_pair_ns / 2
+        linear = self.token_ns + self.prefill_pair_ns * (start + 0.5)
+        left_ns = time_ns - self.row_ns
+        if left_ns <= 0 or linear <= 0:
+            return 0 if left_ns <= 0 else MAX_TOKENS
+        # The positive root of quadratic · n² + linear · n = left, in the form that also holds for quadratic = 0.
+        return min(MAX_TOKENS, int(2 * left_ns / (linear + sqrt(linear * linear + 4 * quadratic * left_ns))))
+
+
+UNKNOWN_STEP_TIMES = StepTimeModel()

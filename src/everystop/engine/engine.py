@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from everystop.core.errors import EngineDead, RequestError
+from everystop.core.errors import EngineDead, RequestError, TenantQueueFull
 from everystop.core.events import Event, FinishEvent, StepEvent
 from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
 from everystop.core.request import FinishReason, Request
@@ -220,7 +220,15 @@ class Engine:
 
 
 def _refusal(request_id: int, error: RequestError) -> StepOutput:
-    return StepOutput(request_id, (), error=str(error), error_code=error.code, error_param=error.param, refused=True)
+    return StepOutput(
+        request_id,
+        (),
+        error=str(error),
+        error_code=error.code,
+        error_param=error.param,
+        refused=True,
+        retry_after_s=error.retry_after_s if isinstance(error, TenantQueueFull) else None,
+    )
 
 
 def _outputs(turn: Turn) -> list[StepOutput]:

@@ -31,7 +31,7 @@ class StepOutput(NamedTuple):
     `finish_reason` is stop, length, abort or error; with `error` the message says what failed. `stop_reason` is the
     matched stop string or stop token id where there is one. `num_cached_tokens` is the number of prompt tokens taken
     from the prefix cache. `refused` marks a request that was never taken (the message in `error`, and the field in
-    `error_param`, are for HTTP 400).
+    `error_param`, are for HTTP 400; with `retry_after_s`, seconds until it may be taken, for HTTP 429).
     """
 
     request_id: int
@@ -44,3 +44,4 @@ class StepOutput(NamedTuple):
     error_code: str | None = None
     error_param: str | None = None
     refused: bool = False
+    retry_after_s: int | None = None

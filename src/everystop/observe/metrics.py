@@ -30,6 +30,7 @@ ITL_BUCKETS_S = (
     2.5, 5,
 )  # fmt: skip
 STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+OTHERS = "other"  # the tenants whom nobody has named
 STEP_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -57,13 +58,27 @@ class Histogram:
         return rows
 
 
+class TenantCounts:
+    """What is counted apart for one tenant, or for all whom nobody has named."""
+
+    __slots__ = ("num_generation_tokens", "num_prompt_tokens", "num_refused", "ttft")
+
+    def __init__(self) -> None:
+        self.num_prompt_tokens = 0  # of requests that have brought a token
+        self.num_generation_tokens = 0
+        self.num_refused = 0
+        self.ttft = Histogram(LATENCY_BUCKETS_S)
+
+
 class _Life:
     """What is known of a request that has arrived and not ended."""
 
-    __slots__ = ("arrival_ns", "is_running", "last_token_ns", "num_cached", "num_prompt")
+    __slots__ = ("arrival_ns", "is_first_choice", "is_running", "last_token_ns", "num_cached", "num_prompt", "tenant")
 
-    def __init__(self, event: ArrivalEvent) -> None:
+    def __init__(self, event: ArrivalEvent, tenant: str) -> None:
         self.arrival_ns = event.now_ns
+        self.is_first_choice = event.choice_index == 0
+        self.tenant = tenant
         self.num_prompt = event.num_prompt_tokens
         self.is_running = False
         self.last_token_ns = 0
@@ -71,10 +86,15 @@ class _Life:
 
 
 class Metrics:
-    """All that is counted; `receive` may be called from any thread, everything else from one."""
+    """All that is counted; `receive` may be called from any thread, everything else from one.
 
-    def __init__(self, num_blocks: int) -> None:
+    `tenants` are told apart, and all others counted under `OTHERS`, so that clients who name themselves cannot make
+    the counts grow. Without tenants nobody is told apart.
+    """
+
+    def __init__(self, num_blocks: int, tenants: Sequence[str] = ()) -> None:
         self.num_blocks = num_blocks
+        self.tenants = {name: TenantCounts() for name in (*tenants, OTHERS)} if tenants else {}
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         self.num_computed_prompt_tokens = 0
@@ -86,6 +106,8 @@ class Metrics:
         self.num_prefix_hits = 0
         self.num_steps = 0
         self.num_evicted_blocks = 0
+        self.num_steps_over_target = 0
+        self.step_target_s = 0.0
         self.finished: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
         self.refused: Counter[str] = Counter()
         self.ttft = Histogram(LATENCY_BUCKETS_S)
@@ -131,6 +153,12 @@ class Metrics:
         """Requests that have arrived and do not run."""
         return len(self._lives) - self.num_running
 
+    def num_by_tenant(self, *, is_running: bool) -> Counter[str]:
+        """Requests that hold a slot, or those that wait, by the label of their tenant."""
+        counts = Counter(dict.fromkeys(self.tenants, 0))
+        counts.update(life.tenant for life in self._lives.values() if life.is_running == is_running)
+        return counts
+
     @property
     def kv_usage(self) -> float:
         """Share of the KV blocks that requests hold; cached blocks that nobody holds count as free."""
@@ -140,7 +168,7 @@ class Metrics:
         if isinstance(event, StepEvent):
             self._count_step(event)
         elif isinstance(event, ArrivalEvent):
-            self._lives[event.request_id] = _Life(event)
+            self._lives[event.request_id] = _Life(event, self._label(event.tenant))
             if event.choice_index == 0:
                 self.num_prompt_tokens += event.num_prompt_tokens
         elif isinstance(event, AdmitEvent):
@@ -152,6 +180,11 @@ class Metrics:
                 self._lives[event.request_id].is_running = False
         elif isinstance(event, RefuseEvent):
             self.refused[event.code] += 1
+            if self.tenants:
+                self.tenants[self._label(event.tenant)].num_refused += 1
+
+    def _label(self, tenant: str) -> str:
+        return tenant if tenant in self.tenants else OTHERS
 
     def _count_step(self, event: StepEvent) -> None:
         self.num_steps += 1
@@ -159,6 +192,8 @@ class Metrics:
         self.num_recomputed_tokens += event.num_recomputed_tokens
         self.num_evicted_blocks = max(self.num_evicted_blocks, event.num_evicted_blocks)
         self.step_time.add(event.execute_ns / 1e9)
+        self.step_target_s = event.target_ns / 1e9 or self.step_target_s
+        self.num_steps_over_target += event.predicted_ns > event.target_ns
         now_ns, num_tokens = event.now_ns, 0
         for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
             num_tokens += row.num_tokens
@@ -173,6 +208,8 @@ class Metrics:
 
     def _count_tokens(self, life: _Life, now_ns: int, num: int) -> None:
         self.num_generation_tokens += num
+        if self.tenants:
+            self._count_for_tenant(self.tenants[life.tenant], life, now_ns, num)
         if life.last_token_ns:
             gap_s = (now_ns - life.last_token_ns) / 1e9 / num
             for _ in range(num):
@@ -180,6 +217,12 @@ class Metrics:
         else:
             self.ttft.add((now_ns - life.arrival_ns) / 1e9)
         life.last_token_ns = now_ns
+
+    def _count_for_tenant(self, counts: TenantCounts, life: _Life, now_ns: int, num: int) -> None:
+        counts.num_generation_tokens += num
+        if not life.last_token_ns:
+            counts.ttft.add((now_ns - life.arrival_ns) / 1e9)
+            counts.num_prompt_tokens += life.num_prompt * life.is_first_choice
 
     def _count_admission(self, event: AdmitEvent) -> None:
         life = self._lives.get(event.request_id)

@@ -47,6 +47,44 @@ def _families(metrics: Metrics, model: str) -> Iterator[Any]:
         histogram = HistogramMetricFamily(f"everystop_{name}", text, labels=labels)
         histogram.add_metric(values, buckets=data.cumulative(), sum_value=data.total)
         yield histogram
+    if metrics.tenants:
+        yield from _tenant_families(metrics, model)
+
+
+def _tenant_families(metrics: Metrics, model: str) -> Iterator[Any]:
+    """What is told apart by tenant: those of the file, and `other`."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    labels = ["model_name", "tenant"]
+    for name, text, counts in _tenant_gauges(metrics):
+        gauge = GaugeMetricFamily(f"everystop_tenant_{name}", text, labels=labels)
+        for tenant, value in counts.items():
+            gauge.add_metric([model, tenant], value)
+        yield gauge
+    for name, text, counts in _tenant_counters(metrics):
+        counter = CounterMetricFamily(f"everystop_tenant_{name}", text, labels=labels)
+        for tenant, value in counts.items():
+            counter.add_metric([model, tenant], value)
+        yield counter
+    text = "Arrival in the engine to first token"
+    histogram = HistogramMetricFamily("everystop_tenant_time_to_first_token_seconds", text, labels=labels)
+    for tenant, of_tenant in metrics.tenants.items():
+        data = of_tenant.ttft
+        histogram.add_metric([model, tenant], buckets=data.cumulative(), sum_value=data.total)
+    yield histogram
+
+
+def _tenant_gauges(metrics: Metrics) -> Iterator[tuple[str, str, dict[str, int]]]:
+    yield "num_requests_running", "Requests that hold a slot", metrics.num_by_tenant(is_running=True)
+    yield "num_requests_waiting", "Requests that have arrived and do not run", metrics.num_by_tenant(is_running=False)
+
+
+def _tenant_counters(metrics: Metrics) -> Iterator[tuple[str, str, dict[str, int]]]:
+    items = metrics.tenants.items()
+    prompt = {tenant: counts.num_prompt_tokens for tenant, counts in items}
+    yield "prompt_tokens", "Prompt tokens of requests that brought a token", prompt
+    yield "generation_tokens", "Tokens generated", {name: counts.num_generation_tokens for name, counts in items}
+    yield "requests_refused", "Requests that were refused", {name: counts.num_refused for name, counts in items}
 
 
 def _gauges(metrics: Metrics) -> Iterator[tuple[str, str, float]]:
@@ -54,6 +92,7 @@ def _gauges(metrics: Metrics) -> Iterator[tuple[str, str, float]]:
     yield "num_requests_waiting", "Requests that have arrived and do not run", metrics.num_waiting
     yield "kv_cache_usage_perc", "Share of the KV blocks held by requests, 0 to 1", metrics.kv_usage
     yield "kv_cache_blocks", "Blocks of the KV cache", metrics.num_blocks
+    yield "step_target_seconds", "Latest target on the time of a step, 0 if there was none", metrics.step_target_s
 
 
 def _counters(metrics: Metrics) -> Iterator[tuple[str, str, float]]:
@@ -70,11 +109,13 @@ def _counters(metrics: Metrics) -> Iterator[tuple[str, str, float]]:
     yield "prefix_cache_hits", "Tokens taken from the prefix cache", metrics.num_prefix_hits
     yield "evicted_blocks", "Cached KV blocks given to others", metrics.num_evicted_blocks
     yield "steps", "Steps executed", metrics.num_steps
+    over = metrics.num_steps_over_target
+    yield "steps_over_target", "Steps planned although predicted to exceed their target, which was out of reach", over
 
 
 def _labelled_counters(metrics: Metrics) -> Iterator[tuple[str, str, str, dict[str, int]]]:
     yield "request_success", "Requests that ended, by reason", "finished_reason", metrics.finished
-    yield "requests_refused", "Requests that could never fit, by error", "error", metrics.refused
+    yield "requests_refused", "Requests that were refused, by error", "error", metrics.refused
 
 
 def _histograms(metrics: Metrics) -> Iterator[tuple[str, str, Histogram]]:

@@ -2,8 +2,8 @@
 
 A record is gzip-compressed JSON, one array or object a line:
 
-    {"everystop_record": 1, "limits": {...}, "kv": {...}, "policy": "continuous", "batch_wait_ns": 0,
-     "ageing_ns": 0, "shares": [[weight, max_running], ...]}
+    {"everystop_record": 1, "limits": {...}, "kv": {...}, "step_times": {...}, "policy": "continuous",
+     "batch_wait_ns": 0, "ageing_ns": 0, "quantum": 0, "shares": [[the fields of a tenant's Share], ...]}
     ["add", now_ns, request_id, group_id, choice_index, num_prompt_tokens, max_tokens, min_tokens, n, num_stop_ids,
             tenant, priority]
     ["refuse", ... the same ...]
@@ -56,7 +56,8 @@ class Recorder:
         policy: str,
         batch_wait_ns: int = 0,
         ageing_ns: int = 0,
-        shares: Mapping[str, tuple[float, int | None]] | None = None,
+        shares: Mapping[str, tuple[Any, ...]] | None = None,
+        quantum: int = 0,
     ) -> None:
         self._file = gzip.open(path, "wt", compresslevel=4, encoding="ascii")  # noqa: SIM115 (closed by the thread)
         self._path = path
@@ -66,6 +67,7 @@ class Recorder:
             "policy": policy,
             "batch_wait_ns": batch_wait_ns,
             "ageing_ns": ageing_ns,
+            "quantum": quantum,
             "shares": [list(share) for share in shares.values()],
         }
         self._calls: list[tuple[Any, ...]] = []
@@ -85,7 +87,7 @@ class Recorder:
         self._note("add", now_ns, request)
 
     def refused(self, request: Request, now_ns: int) -> None:
-        """A request that never fits arrives."""
+        """A request arrives in vain."""
         self._note("refuse", now_ns, request)
 
     def aborted(self, request_id: int, now_ns: int) -> None:

@@ -23,13 +23,14 @@ class StatusLine:
             m.num_preemptions,
             m.num_recomputed_tokens,
             m.num_steps,
+            m.num_steps_over_target,
         )
 
     def next(self, now_s: float) -> str | None:
         """One line for the time since the last call; None when nothing ran or waited."""
         self._metrics.catch_up()
         counts, seconds = self._counts(), max(now_s - self._last_s, 1e-9)
-        prompt, output, queries, hits, preemptions, recomputed, steps = (
+        prompt, output, queries, hits, preemptions, recomputed, steps, over = (
             new - old for new, old in zip(counts, self._last, strict=True)
         )
         self._last, self._last_s = counts, now_s
@@ -41,5 +42,11 @@ class StatusLine:
         return (
             f"running {num_running}  waiting {num_waiting}  KV {self._metrics.kv_usage:.0%}  "
             f"in {prompt / seconds:,.0f} tok/s  out {output / seconds:,.0f} tok/s  steps {steps / seconds:,.0f}/s  "
-            f"prefix hits {hit_rate}  preemptions {preemptions}{cost}"
+            f"prefix hits {hit_rate}  preemptions {preemptions}{cost}{self._target_text(steps, over)}"
         )
+
+    def _target_text(self, steps: int, over: int) -> str:
+        """How often the target on a step's time was out of reach, if it was."""
+        if not over:
+            return ""
+        return f"  target {self._metrics.step_target_s * 1e3:g} ms out of reach in {over / steps:.0%} of steps"

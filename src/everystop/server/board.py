@@ -154,8 +154,8 @@ class Board:
     async def parts(self, generation: Generation) -> Iterator[Part]:
         """The news since the last call.
 
-        Raises what ended the generation from outside; the iterator raises RequestError (refused by the engine) or
-        GenerationFailed after all that came before.
+        Raises what ended the generation from outside; the iterator raises RequestError or Overloaded (refused by the
+        engine) or GenerationFailed after all that came before.
         """
         return self._read(generation, await generation.outputs())
 
@@ -178,8 +178,9 @@ class Board:
 
 def _raise_failure(output: StepOutput) -> None:
     if output.refused:
-        raise RequestError(
-            output.error or "the request cannot be served", param=output.error_param, code=output.error_code
-        )
+        message = output.error or "the request cannot be served"
+        if output.retry_after_s is not None:
+            raise Overloaded(message, output.retry_after_s, output.error_code)
+        raise RequestError(message, param=output.error_param, code=output.error_code)
     if output.finish_reason in ("error", "abort"):
         raise GenerationFailed(output.error or "the request was ended by the server")

@@ -33,11 +33,12 @@ class Unauthorized(RequestError):
 
 
 class Overloaded(EverystopError):
-    """The queue is full (HTTP 429); `retry_after_s` says when it should have moved."""
+    """The queue is full (HTTP 429); `retry_after_s` says when it should have moved, `code` whose queue it is."""
 
-    def __init__(self, message: str, retry_after_s: int) -> None:
+    def __init__(self, message: str, retry_after_s: int, code: str | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.code = code
 
 
 class Loading(EverystopError):

@@ -14,7 +14,7 @@ from typing import Any
 import uvloop
 
 from everystop import __version__, _native
-from everystop.assembly import Capacity, build_engine, longest_sequence, num_threads
+from everystop.assembly import Capacity, build_engine, longest_sequence, num_threads, tenants_of
 from everystop.config import Config
 from everystop.core.request import SamplingParams
 from everystop.model.chat_template import load_chat_template
@@ -27,7 +27,6 @@ from everystop.model.weights import LoadedModel, load_model
 from everystop.server.protocol import Limits
 from everystop.server.service import Service
 from everystop.server.state import ServedModel
-from everystop.tenants import read_tenants
 
 MIB = 1 << 20
 
@@ -60,7 +59,7 @@ class Opening:
         self.config = config
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.url = f"http://{host}:{port}"
-        self.tenants = read_tenants(config.tenants)
+        self.tenants = tenants_of(config)
         self._home = Home.from_environment()
         path = resolve_model(config.model, self._home)
         self._checkpoint = inspect_model(path)
@@ -102,6 +101,7 @@ class Opening:
             encode=tokenizer.encode,
             encode_chat=self.encode_chat,
             num_blocks=capacity.num_blocks,
+            tenant_names=tuple(self.tenants.by_name),
         )
 
     def _describe(self, loaded: LoadedModel, capacity: Capacity, threads: int) -> list[tuple[str, str]]:
@@ -114,7 +114,7 @@ class Opening:
             ("arithmetic", f"{config.dtype}, {_native.isa()} kernels ({loaded.layout}), {threads} threads"),
             ("KV cache", f"{blocks}: {capacity.num_longest_requests:,} requests of {length:,} tokens at once,"),
             ("", f"or {min(config.max_num_seqs, num_blocks)} (--max-num-seqs) of {min(length, per_seq):,}"),
-            ("policy", f"{config.policy}, {config.max_num_batched_tokens} tokens a step"),
+            ("policy", f"{config.policy}, {config.max_num_batched_tokens} tokens{_target_text(config)} a step"),
             ("sampling", self._sampling_text()),
             ("chat", f"template from {self._template.origin}" if self._template.is_present else "no template"),
             ("ends at", ", ".join(f"{tokenizer.token_text(i)} ({i})" for i in tokenizer.eos_ids) or "no token"),
@@ -136,3 +136,7 @@ class Opening:
             return "temperature 1, top_p 1 where a request is silent"
         named = ", ".join(f"{name} {value:g}" for name, value in values.items())
         return f"{named} where a request is silent (from {Path(self._defaults.source).name})"
+
+
+def _target_text(config: Config) -> str:
+    return "" if config.target_itl_ms is None else f" and {config.target_itl_ms:g} ms"

@@ -42,7 +42,7 @@ class ServedModel:
 
     `encode` turns a text prompt into token ids, `encode_chat` validated messages; both may be called from any thread
     and raise RequestError. `num_blocks` is the size of the KV cache; `max_sequences` bounds what the engine may hold,
-    running or queued.
+    running or queued. `tenant_names` are those that metrics tell apart.
     """
 
     engine: ServedEngine
@@ -52,6 +52,7 @@ class ServedModel:
     encode_chat: Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]
     num_blocks: int
     max_sequences: int = 4096
+    tenant_names: tuple[str, ...] = ()
 
 
 class Phase(StrEnum):
@@ -79,7 +80,7 @@ class ServerState:
         """The model is there."""
         self._model = model
         self._board = Board(model.engine, model.texts, model.max_sequences)
-        self._metrics = Metrics(model.num_blocks)
+        self._metrics = Metrics(model.num_blocks, model.tenant_names)
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
 

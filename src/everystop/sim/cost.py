@@ -1,37 +1,66 @@
-"""How long a simulated step takes: a step-time model read from a file or fitted to recorded steps."""
+"""How long a simulated step takes: the line of `everystop.core.step_time` with the host's part, read from a file."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Protocol
 
 from everystop.core.errors import EverystopError
 from everystop.core.plan import StepPlan
 from everystop.core.step_time import StepFeatures, StepTimeModel
 
 COST_VERSION = 1
-MIN_FIT_STEPS = 20
-HELD_OUT_SHARE = 0.2
-RIDGE = 1e-9
 
 
 class CostError(EverystopError):
     """A cost model that cannot be read, or steps that none can be fitted to."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostModel(StepTimeModel):
-    """A step-time model that can be read and written. `source` says where the numbers come from."""
+class StepCost(Protocol):
+    """What the simulator asks of step times; a frozen dataclass, so that results can tell what was assumed."""
 
-    source: str = ""
+    @property
+    def source(self) -> str:
+        """Where the numbers come from, and how far they were off where they could be checked."""
+
+    @property
+    def request_ns(self) -> float:
+        """What the server's front end adds to every request's TTFT and E2E."""
 
     def plan_ns(self, plan: StepPlan) -> int:
         """Time from one step to the next for this plan; one that computes nothing takes none."""
-        return max(1, round(self.execute_ns(StepFeatures.of(plan)) + self.host_ns)) if plan.rows else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel(StepTimeModel):
+    """A step-time model that can be read and written.
+
+    The host takes `host_ns` + `host_row_ns` for each row between two steps, and `request_ns` once a request. `source`
+    says where the numbers come from, and `errors` how far they are off, as shares by name.
+    """
+
+    host_row_ns: float = 0.0
+    request_ns: float = 0.0
+    source: str = ""
+    errors: dict[str, float] = field(default_factory=dict)
+
+    def plan_ns(self, plan: StepPlan) -> int:
+        """Time from one step to the next for this plan; one that computes nothing takes none."""
+        if not plan.rows:
+            return 0
+        features = StepFeatures.of(plan)
+        return max(1, round(self.execute_ns(features) + self.between_ns(features)))
+
+    def between_ns(self, features: StepFeatures) -> float:
+        """The host's time beside a step of these features."""
+        return self.host_ns + self.host_row_ns * features.num_rows
+
+    def numbers(self) -> dict[str, float]:
+        """The nanoseconds by name."""
+        return {name: value for name, value in asdict(self).items() if name not in ("source", "errors")}
 
     def write(self, path: Path) -> None:
         """Write the numbers as JSON; raises CostError if the file cannot be written."""
@@ -57,114 +86,17 @@ class CostModel(StepTimeModel):
             raise CostError(f"the cost model {path} is not JSON: {error}") from error
         if not isinstance(table, dict) or table.pop("everystop_cost", None) != COST_VERSION:
             raise CostError(f"{path} is no cost model of version {COST_VERSION}; `everystop calibrate` writes one")
-        source = table.pop("source", "")
+        source, errors = table.pop("source", ""), table.pop("errors", {})
         known = {field.name for field in fields(cls)}
         for name, value in table.items():
             if name not in known:
                 raise CostError(f"{path} sets {name!r}; a cost model has {', '.join(sorted(known))}")
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            if not _is_number(value) or value < 0:
                 raise CostError(f"{path}: {name} is {value!r}; it must be a number of nanoseconds from 0")
-        return cls(**table, source=str(source))
+        if not isinstance(errors, dict) or not all(map(_is_number, errors.values())):
+            raise CostError(f"{path}: errors is {errors!r}; it must be an object of numbers, or be left out")
+        return cls(**table, source=str(source), errors=errors)
 
 
-class TimedStep(NamedTuple):
-    """A recorded step: its features, the runner's time, and the host's since the step before (None after idling)."""
-
-    features: StepFeatures
-    execute_ns: int
-    host_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """A model, and how far it is off on the recorded steps that it has not seen: the last fifth.
-
-    Errors are shares: of each step's time (median and 90th percentile), and of the sum of all times, with its sign.
-    """
-
-    model: CostModel
-    num_steps: int
-    num_held_out: int
-    median_error: float
-    p90_error: float
-    total_error: float
-
-
-def fit(steps: Sequence[TimedStep]) -> Fit:
-    """Fit a model by least squares, no coefficient below zero, to the first four fifths of the steps.
-
-    Raises CostError if there are fewer than 20 steps.
-    """
-    if len(steps) < MIN_FIT_STEPS:
-        raise CostError(f"{len(steps)} steps are too few to fit a cost model to; record at least {MIN_FIT_STEPS}")
-    num_fitted = len(steps) - int(len(steps) * HELD_OUT_SHARE)
-    model = fit_line(steps[:num_fitted])
-    held_out = steps[num_fitted:]
-    pairs = [(model.execute_ns(step.features), step.execute_ns) for step in held_out]
-    errors = sorted(abs(predicted - real) / max(real, 1) for predicted, real in pairs)
-    total = sum(real for _, real in pairs)
-    return Fit(
-        model,
-        num_fitted,
-        len(held_out),
-        errors[len(errors) // 2],
-        errors[len(errors) * 9 // 10],
-        sum(predicted for predicted, _ in pairs) / max(total, 1) - 1,
-    )
-
-
-def fit_line(steps: Sequence[TimedStep]) -> CostModel:
-    """The least-squares model of these steps; of none, one that takes no time."""
-    coefficients = _least_squares([(1, *step.features) for step in steps], [step.execute_ns for step in steps])
-    step_ns, token_ns, decode_context_ns, prefill_pair_ns, row_ns = coefficients
-    host = sorted(step.host_ns for step in steps if step.host_ns is not None)
-    return CostModel(
-        step_ns=step_ns,
-        token_ns=token_ns,
-        decode_context_ns=decode_context_ns,
-        prefill_pair_ns=prefill_pair_ns,
-        row_ns=row_ns,
-        host_ns=host[len(host) // 2] if host else 0.0,
-    )
-
-
-def _least_squares(rows: Sequence[tuple[int, ...]], times: Sequence[int]) -> list[float]:
-    """Coefficients, none negative: the most negative one is left out until none is.
-
-    Columns are scaled to a maximum of 1, and a slight ridge decides between columns that are the same.
-    """
-    num_columns = 5
-    scales = [max((row[j] for row in rows), default=0) for j in range(num_columns)]
-    active = [j for j in range(num_columns) if scales[j] > 0]
-    scaled = [[row[j] / scales[j] if scales[j] else 0.0 for j in range(num_columns)] for row in rows]
-    products = [[sum(x[i] * x[j] for x in scaled) for j in range(num_columns)] for i in range(num_columns)]
-    targets = [sum(x[i] * y for x, y in zip(scaled, times, strict=True)) for i in range(num_columns)]
-    solution: list[float] = []
-    while active:
-        matrix = [[products[i][j] + (RIDGE * len(rows) if i == j else 0.0) for j in active] for i in active]
-        solution = _solve(matrix, [targets[i] for i in active])
-        lowest = min(range(len(active)), key=lambda k: solution[k])
-        if solution[lowest] >= 0:
-            break
-        del active[lowest]
-    coefficients = [0.0] * num_columns
-    for j, value in zip(active, solution, strict=False):
-        coefficients[j] = value / scales[j]
-    return coefficients
-
-
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a small symmetric positive system by Gaussian elimination with row exchanges."""
-    n = len(right)
-    rows = [[*matrix[i], right[i]] for i in range(n)]
-    for k in range(n):
-        pivot = max(range(k, n), key=lambda i: abs(rows[i][k]))
-        rows[k], rows[pivot] = rows[pivot], rows[k]
-        for i in range(k + 1, n):
-            factor = rows[i][k] / rows[k][k]
-            rows[i] = [x - factor * y for x, y in zip(rows[i], rows[k], strict=True)]
-    solution = [0.0] * n
-    for k in reversed(range(n)):
-        known = sum(rows[k][j] * solution[j] for j in range(k + 1, n))
-        solution[k] = (rows[k][n] - known) / rows[k][k]
-    return solution
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)

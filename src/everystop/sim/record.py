@@ -16,9 +16,10 @@ from typing import Any
 
 from everystop.core.errors import RecordError
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import AGEING_NS, Share, make_policy
+from everystop.core.policy import AGEING_NS, QUANTUM, Share, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.step_time import StepTimeModel
 from everystop.runner.simulated import FILLER_TOKEN
 
 RECORD_VERSION = 1
@@ -33,6 +34,7 @@ class Record:
     policy_settings: dict[str, Any]
     limits: Limits
     kv: dict[str, Any]
+    step_times: StepTimeModel
     calls: list[list[Any]]
     keys: dict[int, list[bytes]]
     is_truncated: bool
@@ -50,9 +52,11 @@ class Record:
                 "batch_wait_ns": header["batch_wait_ns"],
                 "ageing_ns": header.get("ageing_ns") or AGEING_NS,
                 "shares": {str(number): Share(*share) for number, share in enumerate(header.get("shares", ()))},
+                "quantum": header.get("quantum") or QUANTUM,
             },
             Limits(**{"admission": "greedy"} | header["limits"]),
             header["kv"],
+            StepTimeModel(**header.get("step_times", {})),
             [],
             {},
             is_truncated=False,
@@ -67,7 +71,7 @@ class Record:
 
     def make_scheduler(self, policy: str) -> Scheduler:
         """A scheduler as the recorded one was at its start, with this policy."""
-        return Scheduler(self.limits, KVCache(**self.kv), make_policy(policy, **self.policy_settings))
+        return Scheduler(self.limits, KVCache(**self.kv), make_policy(policy, **self.policy_settings), self.step_times)
 
     def make_request(self, call: list[Any], max_tokens: int | None) -> Request:
         """The request of an `add`, with filler for a prompt and the recorded keys."""

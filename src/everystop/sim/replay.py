@@ -7,6 +7,7 @@ Prefix hits come from the recorded block keys, and tokens are filler, but for th
 from __future__ import annotations
 
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 from everystop.core.errors import RecordError, RequestError
 from everystop.core.events import ArrivalEvent, Event, FinishEvent, StepEvent
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.step_time import StepFeatures
+from everystop.core.step_time import StepFeatures, StepTimeModel
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import FILLER_TOKEN, SimulatedRunner
 from everystop.sim.clock import Clock
-from everystop.sim.cost import CostModel, TimedStep, fit_line
+from everystop.sim.cost import CostModel
+from everystop.sim.fit import TimedStep, fit_line
 from everystop.sim.record import STOP_TOKEN, Record
 
 
@@ -92,7 +94,7 @@ def replay(path: Path, *, policy: str | None = None) -> ReplayReport:
     redrive.run()
     replayed = redrive.timeline
     if policy is not None and policy != record.policy:
-        replayed = _simulate(record, policy, redrive, fit_line(redrive.steps))
+        replayed = _simulate(record, policy, redrive, fit_line(redrive.steps, record.step_times))
     return ReplayReport(
         policy or record.policy,
         redrive.num_plans,
@@ -122,9 +124,12 @@ def predict(path: Path, cost: CostModel) -> ReplayReport:
     )
 
 
-def timed_steps(path: Path) -> list[TimedStep]:
-    """What each step of a record computed, and how long it took. Raises RecordError, also if its plans differ."""
-    return _repeat(Record.read(path), path).steps
+def timed_steps(path: Path) -> tuple[list[TimedStep], StepTimeModel]:
+    """What each step of a record computed, and how long it took; and the step times that its server measured when it
+    started (unknown ones of an older record). Raises RecordError, also if its plans differ.
+    """
+    record = Record.read(path)
+    return _repeat(record, path).steps, record.step_times
 
 
 def _repeat(record: Record, path: Path) -> _Redrive:
@@ -201,7 +206,7 @@ def _tokens(row: int | list[int] | str) -> tuple[int, ...] | str:
 
 
 def _simulate(record: Record, policy: str, redrive: _Redrive, cost: CostModel) -> Timeline:
-    """The recorded arrivals and departures under a policy, in virtual time."""
+    """The recorded arrivals and departures under a policy, in virtual time; what was refused then stays away."""
     timeline, clock = Timeline(), Clock()
     scheduler = record.make_scheduler(policy)
     runner = SimulatedRunner(cost.plan_ns, clock.advance)
@@ -215,7 +220,8 @@ def _simulate(record: Record, policy: str, redrive: _Redrive, cost: CostModel) -
                 scheduler.abort(request_id, now_ns)
             else:
                 num_tokens = 0 if request_id in left else redrive.timeline.num_tokens[request_id]
-                scheduler.add(record.make_request(call, num_tokens or call[6]), now_ns)
+                with suppress(RequestError):  # which this policy, or at this pace, does not take
+                    scheduler.add(record.make_request(call, num_tokens or call[6]), now_ns)
         turn = loop.turn()
         timeline.note(turn.events)
         if turn.is_idle:

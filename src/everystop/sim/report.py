@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from everystop.core.scheduler import Limits
-from everystop.sim.cost import CostModel, Fit, fit
+from everystop.sim.cost import CostModel, StepCost
+from everystop.sim.fit import Fit, fit
 from everystop.sim.replay import ReplayReport, Timeline, predict, timed_steps
 from everystop.sim.simulator import Setup, Simulation
 from everystop.sim.tally import NS_PER_MS, NS_PER_S, Histogram
 from everystop.sim.traces import TraceOptions, read_trace
 
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
+DURATIONS = ("ttft", "itl", "e2e")
 NUM_TENANTS_SHOWN = 20
 LIMIT_NAMES = ("max_num_seqs", "max_num_batched_tokens", "max_num_prefill_tokens", "admission")
 
@@ -23,15 +25,14 @@ def run_trace(
     options: TraceOptions,
     *,
     scheduler: dict[str, Any],
-    cost: Path,
+    cost: StepCost,
     num_replicas: int,
     router: str,
     check: bool = False,
 ) -> dict[str, Any]:
     """Simulate a trace; returns what was simulated and the results.
 
-    `scheduler` holds the server's settings of those names and `num_blocks`; `cost` is the file of a cost model. Raises
-    TraceError, CostError and ConfigError.
+    `scheduler` holds the server's settings of those names and `num_blocks`. Raises TraceError and ConfigError.
     """
     num_slots = scheduler["num_blocks"] * scheduler["block_size"]
     limits = {name: scheduler[name] for name in LIMIT_NAMES}
@@ -43,7 +44,7 @@ def run_trace(
         policy=scheduler["policy"],
         batch_wait_ns=scheduler["batch_wait_ms"] * NS_PER_MS,
         ageing_ns=round(scheduler["ageing"] * NS_PER_S),
-        cost=CostModel.read(cost),
+        cost=cost,
         num_replicas=num_replicas,
         router=router,
         check=check,
@@ -111,35 +112,48 @@ def calibrate(path: Path, held_out: Path | None) -> CostModel:
     With a second record, that is also the error of its durations as simulated from its arrivals. Raises RecordError and
     CostError.
     """
-    fitted = fit(timed_steps(path))
-    errors = describe_errors(fitted)
+    fitted = fit(*timed_steps(path))
+    words = describe_errors(fitted)
+    errors = {"step_median": fitted.median_error, "step_p90": fitted.p90_error, "step_total": fitted.total_error}
     if held_out is not None:
-        errors += f"; {held_out.name} as simulated: {describe_prediction(predict(held_out, fitted.model))}"
-    return replace(fitted.model, source=f"fitted to {path.name} ({errors})")
+        off = prediction_errors(predict(held_out, fitted.model))
+        words += f"; {held_out.name} as simulated: {describe_prediction(off)}"
+        errors |= off
+    errors = {name: round(error, 6) for name, error in errors.items()}
+    return replace(fitted.model, source=f"fitted to {path.name} ({words})", errors=errors)
 
 
 def describe_errors(fitted: Fit) -> str:
     """How far a fitted model is off on the steps that it has not seen."""
     return (
-        f"{fitted.num_steps:,} steps; of the {fitted.num_held_out:,} after them each is off by "
+        f"{fitted.num_steps:,} steps, {fitted.held_up_share:.1%} of them taken for held up; "
+        f"of the {fitted.num_held_out:,} after them each is off by "
         f"{fitted.median_error:.1%} median, {fitted.p90_error:.1%} p90, all together by {fitted.total_error:+.1%}"
     )
 
 
-def describe_prediction(report: ReplayReport) -> str:
-    """The errors of simulated durations against the recorded ones."""
+def prediction_errors(report: ReplayReport) -> dict[str, float]:
+    """How far simulated durations are off the recorded ones, as shares: "ttft_p50" to "e2e_p90"."""
     figures = replay_figures(report)
+    errors: dict[str, float] = {}
+    for name in DURATIONS:
+        recorded, simulated = figures["recorded"][f"{name}_ms"], figures["replayed"][f"{name}_ms"]
+        errors |= {f"{name}_{p}": simulated[p] / recorded[p] - 1 for p in ("p50", "p90") if recorded[p]}
+    return errors
+
+
+def describe_prediction(errors: dict[str, float]) -> str:
+    """The errors of simulated durations in words."""
     parts = []
-    for name in ("ttft_ms", "itl_ms", "e2e_ms"):
-        recorded, simulated = figures["recorded"][name], figures["replayed"][name]
-        errors = [f"{p} {simulated[p] / recorded[p] - 1:+.1%}" for p in ("p50", "p90") if recorded[p]]
-        parts.append(f"{name.removesuffix('_ms').upper()} {', '.join(errors)}")
+    for name in DURATIONS:
+        found = [f"{p} {errors[f'{name}_{p}']:+.1%}" for p in ("p50", "p90") if f"{name}_{p}" in errors]
+        parts.append(f"{name.upper()} {', '.join(found) or 'none recorded'}")
     return "; ".join(parts)
 
 
 def describe_model(model: CostModel) -> str:
     """The numbers of a cost model, and where they come from."""
-    lines = [f"{name:20}{value:16,.1f}" for name, value in asdict(model).items() if name != "source"]
+    lines = [f"{name:20}{value:16,.1f}" for name, value in model.numbers().items()]
     return "\n".join([*lines, model.source])
 
 

@@ -20,7 +20,7 @@ from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.loop import StepLoop
 from everystop.sim.clock import Clock
-from everystop.sim.cost import CostModel
+from everystop.sim.cost import StepCost
 from everystop.sim.routing import make_router
 from everystop.sim.tally import Tally
 from everystop.sim.traces import TraceRequest
@@ -35,7 +35,7 @@ class Setup:
     limits: Limits
     num_blocks: int
     block_size: int
-    cost: CostModel
+    cost: StepCost
     enable_prefix_caching: bool = True
     policy: str = "continuous"
     batch_wait_ns: int = 0
@@ -54,7 +54,7 @@ class VirtualRunner:
     token, so that no two requests' outputs are taken for the same.
     """
 
-    def __init__(self, cost: CostModel, clock: Clock) -> None:
+    def __init__(self, cost: StepCost, clock: Clock) -> None:
         self._cost = cost
         self._clock = clock
         self.busy_ns = 0
@@ -138,7 +138,7 @@ class Simulation:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.tally = Tally()
+        self.tally = Tally(round(setup.cost.request_ns))
         self.replicas = [Replica(setup, self.tally) for _ in range(setup.num_replicas)]
         self._router = make_router(setup.router)
         self._num_sent = [0] * setup.num_replicas

@@ -98,9 +98,13 @@ class _Ride:
 
 
 class Tally:
-    """Totals of a run, of all requests and by tenant, over all replicas; request ids are unique across them."""
+    """Totals of a run, of all requests and by tenant, over all replicas; request ids are unique across them.
 
-    def __init__(self) -> None:
+    `request_ns` is spent on every request outside the scheduler, so it is a part of its TTFT and E2E.
+    """
+
+    def __init__(self, request_ns: int = 0) -> None:
+        self._request_ns = request_ns
         self.everyone = Totals()
         self.tenants: dict[str, Totals] = {}
         self.itl = Histogram()
@@ -158,7 +162,7 @@ class Tally:
 
     def _first_token(self, ride: _Ride, now_ns: int) -> None:
         ride.first_ns = now_ns
-        ttft_ns = now_ns - ride.arrival_ns
+        ttft_ns = now_ns - ride.arrival_ns + self._request_ns
         self.everyone.ttft.add(ttft_ns)
         ride.tenant.ttft.add(ttft_ns)
 
@@ -172,7 +176,7 @@ class Tally:
             totals.num_output_tokens += event.num_output_tokens
             totals.num_cached_tokens += event.num_cached_tokens
             totals.num_preemptions += event.num_preemptions
-            totals.e2e.add(event.now_ns - ride.arrival_ns)
+            totals.e2e.add(event.now_ns - ride.arrival_ns + self._request_ns)
             if num_gaps > 0:
                 totals.tpot.add((ride.last_ns - ride.first_ns) // num_gaps)
 

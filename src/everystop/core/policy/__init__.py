@@ -9,6 +9,7 @@ from everystop.core.policy.accounts import Share
 from everystop.core.policy.base import AGEING_NS, Policy, View, Wait
 from everystop.core.policy.continuous import Continuous
 from everystop.core.policy.fair import Fair
+from everystop.core.policy.fair_prefix import QUANTUM, FairPrefix
 from everystop.core.policy.priority import Priority
 from everystop.core.policy.shortest import Shortest
 from everystop.core.policy.static import Static, StaticPadded
@@ -17,8 +18,11 @@ from everystop.core.policy.thrifty import Thrifty
 __all__ = [
     "AGEING_NS",
     "POLICIES",
+    "QUANTUM",
+    "TENANT_SETTINGS",
     "Continuous",
     "Fair",
+    "FairPrefix",
     "Policy",
     "Priority",
     "Share",
@@ -31,7 +35,13 @@ __all__ = [
     "make_policy",
 ]
 
-POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "thrifty")
+POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "fair-prefix", "thrifty")
+
+_SHARES = ("weight", "max_running", "max_queued", "token_rate", "kv_share")
+TENANT_SETTINGS: Mapping[str, tuple[str, ...]] = {  # what of a tenant in the file of --tenants each policy honours
+    "fair": _SHARES,
+    "fair-prefix": _SHARES,
+}
 
 
 def make_policy(
@@ -40,9 +50,10 @@ def make_policy(
     batch_wait_ns: int = 0,
     ageing_ns: int = AGEING_NS,
     shares: Mapping[str, Share] | None = None,
+    quantum: int = QUANTUM,
 ) -> Policy:
     """The policy of that name, one of `POLICIES`; `batch_wait_ns` concerns the static ones only, `ageing_ns` priority
-    and shortest, and `shares` (by tenant) fair.
+    and shortest, `shares` (by tenant) the fair ones, and `quantum` (weighted tokens) fair-prefix.
     """
     if name == "continuous":
         return Continuous()
@@ -56,6 +67,8 @@ def make_policy(
         return Shortest(ageing_ns)
     if name == "fair":
         return Fair(shares)
+    if name == "fair-prefix":
+        return FairPrefix(shares, quantum)
     if name == "thrifty":
         return Thrifty()
     raise ConfigError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")

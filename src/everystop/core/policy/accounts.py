@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from everystop.core.policy.base import View
+from everystop.core.policy.rate import RateLimit
 from everystop.core.policy.waiting import WaitingLine
+from everystop.core.request import Request
 
-_ONE = 1 << 20  # counters are whole numbers, so that sums do not depend on their order
+ONE = 1 << 20  # counters are whole numbers, so that sums do not depend on their order
 _MAX_IDLE = 64
 
 
@@ -31,32 +34,117 @@ class Share(NamedTuple):
 
 @dataclass(slots=True)
 class Account:
-    """One tenant: its service so far, divided by its weight, and who of its requests wait and run."""
+    """One tenant: its service so far, divided by its weight, and who of its requests wait and run.
 
-    unit: int
-    max_running: int | None
+    `running` holds the blocks in the table of each request on board, `num_blocks` their sum (a block that two share
+    counts twice), `parked` those that wait for a sibling's prompt.
+    """
+
+    unit: int = ONE
+    max_running: int | None = None
+    max_blocks: int | None = None
+    block_size: int = 1
+    rate: RateLimit | None = None
     counter: int = 0
     line: WaitingLine = field(default_factory=WaitingLine)
-    running: set[int] = field(default_factory=set)
+    parked: set[int] = field(default_factory=set)
+    running: dict[int, int] = field(default_factory=dict)
+    num_blocks: int = 0
+    _boarding_gap_ns: int = 0
+    _first_since_ns: int = 0
+    _has_queue: bool = False
 
-    def charge(self, cost: int) -> None:
-        """Count service; a negative cost gives some back."""
-        self.counter += cost * self.unit
+    @classmethod
+    def under(cls, share: Share, view: View) -> Account:
+        """A new account with this share of the server in view."""
+        return cls(
+            unit=max(1, round(ONE / share.weight)),
+            max_running=share.max_running,
+            max_blocks=None if share.kv_share is None else int(share.kv_share * view.num_blocks),
+            block_size=view.block_size,
+            rate=None if share.token_rate is None else RateLimit(share.token_rate),
+        )
 
     @property
-    def is_full(self) -> bool:
-        """It runs as many requests as it may."""
-        return self.max_running is not None and len(self.running) >= self.max_running
+    def num_waiting(self) -> int:
+        """Its requests that have arrived and do not run."""
+        return len(self.line) + len(self.parked)
+
+    @property
+    def is_idle(self) -> bool:
+        """It has no request here."""
+        return not (self.num_waiting or self.running)
+
+    @property
+    def is_limited(self) -> bool:
+        """What its running requests do can end its right to board."""
+        return self.rate is not None or self.max_blocks is not None
+
+    def paid_ns(self) -> int:
+        """Until when it has to wait because of its rate; 0 without one."""
+        return 0 if self.rate is None else self.rate.paid_ns
+
+    def charge(self, cost: int, now_ns: int) -> None:
+        """Count service; a negative cost gives some back."""
+        self.counter += cost * self.unit
+        if self.rate is not None:
+            self.rate.spend(cost, now_ns)
+
+    def wait(self, request: Request, now_ns: int) -> None:
+        """A request waits to board: one that was preempted before those that have not been on board."""
+        if not len(self.line):
+            self._first_since_ns = now_ns
+        self.line.push(request, -1 if request.num_preemptions else 0)
+
+    def board(self, request: Request, now_ns: int) -> None:
+        """A request is on board, with its blocks."""
+        self.running[request.request_id] = len(request.block_table)
+        self.num_blocks += len(request.block_table)
+        if self._has_queue:
+            gap_ns = now_ns - self._first_since_ns
+            self._boarding_gap_ns = (3 * self._boarding_gap_ns + gap_ns) // 4 if self._boarding_gap_ns else gap_ns
+        self._has_queue = len(self.line) > 0
+        self._first_since_ns = now_ns
+
+    def boarding_gap_ns(self, now_ns: int) -> int:
+        """The mean time between its boardings while others of its requests waited, or how long the first in line has
+        been the first, if that is longer.
+        """
+        return max(self._boarding_gap_ns, now_ns - self._first_since_ns if len(self.line) else 0)
+
+    def grow(self, request: Request) -> None:
+        """Note the blocks of a request, if it is on board."""
+        num_before = self.running.get(request.request_id)
+        if num_before is not None and num_before != len(request.block_table):
+            self.running[request.request_id] = len(request.block_table)
+            self.num_blocks += len(request.block_table) - num_before
+
+    def leave(self, request: Request) -> None:
+        """A request is no longer on board, or was not."""
+        self.num_blocks -= self.running.pop(request.request_id, 0)
+
+    def is_full_for(self, request: Request) -> bool:
+        """A request would pass what the tenant may run or hold; never where it runs nothing."""
+        if self.max_running is not None and len(self.running) >= self.max_running:
+            return True
+        if self.max_blocks is None or not self.running:
+            return False
+        return self.num_blocks + request.num_tokens // self.block_size + 1 > self.max_blocks
 
 
 class Accounts:
-    """The accounts of all tenants that are there, by name; a tenant competes while it waits and is not full."""
+    """The accounts of all tenants that are there, by name.
+
+    A tenant competes while it has a request that may board: within its limits, and with all paid for that its rate
+    made it owe. It pays while only the rate keeps it.
+    """
 
     def __init__(self, shares: Mapping[str, Share]) -> None:
         self._shares = dict(shares)
         self._accounts: dict[str, Account] = {}
         self._competing: dict[str, Account] = {}
-        self._last = Account(_ONE, None)
+        self._paying: dict[str, Account] = {}
+        self._last = Account()
         self._max_accounts = _MAX_IDLE
 
     def __len__(self) -> int:
@@ -65,44 +153,73 @@ class Accounts:
     def __getitem__(self, tenant: str) -> Account:
         return self._accounts[tenant]
 
-    def __iter__(self) -> Iterator[Account]:
-        return iter(self._accounts.values())
+    def items(self) -> Iterator[tuple[str, Account]]:
+        """All accounts with their tenants' names."""
+        return iter(self._accounts.items())
+
+    def share(self, tenant: str) -> Share:
+        """What the tenant may use."""
+        return self._shares.get(tenant, Share())
+
+    def peek(self, tenant: str, view: View) -> Account:
+        """The tenant's account, or one like that which it would have; nothing is opened."""
+        return self._accounts.get(tenant) or Account.under(self.share(tenant), view)
+
+    def competes(self, tenant: str) -> bool:
+        """It is one of those of whom one boards next."""
+        return tenant in self._competing
 
     def competing(self) -> Iterator[Account]:
         """Those of whom one boards next."""
         return iter(self._competing.values())
 
-    def open(self, tenant: str) -> Account:
+    def open(self, tenant: str, view: View) -> Account:
         """The tenant's account, a new one if need be."""
         account = self._accounts.get(tenant)
         if account is None:
-            self._close_idle()
-            share = self._shares.get(tenant, Share())
-            account = self._accounts[tenant] = Account(max(1, round(_ONE / share.weight)), share.max_running)
+            self._close_idle(view.now_ns)
+            account = self._accounts[tenant] = Account.under(self.share(tenant), view)
         return account
 
-    def settle(self, tenant: str) -> None:
-        """Lift the counter of a tenant that competes from now on to the floor; note one that no longer does."""
+    def settle(self, tenant: str, now_ns: int) -> None:
+        """See whether the tenant competes now. The counter of one that did not is lifted to the floor."""
         account = self._accounts[tenant]
-        competes = len(account.line) > 0 and not account.is_full
+        head = account.line.head()
+        may_board = head is not None and not account.is_full_for(head)
+        has_paid = account.paid_ns() <= now_ns
+        competes = may_board and has_paid
         if competes and tenant not in self._competing:
             account.counter = max(account.counter, self._floor())
             self._competing[tenant] = account
         elif not competes and tenant in self._competing:
             self._last = self._competing.pop(tenant)
+        if may_board and not has_paid:
+            self._paying[tenant] = account
+        else:
+            self._paying.pop(tenant, None)
+
+    def settle_paid(self, now_ns: int) -> int | None:
+        """Let those compete who have paid meanwhile; returns when the next of the others will have, None for nobody."""
+        if not self._paying:
+            return None
+        for tenant in [name for name, account in self._paying.items() if account.paid_ns() <= now_ns]:
+            self.settle(tenant, now_ns)
+        return min((account.paid_ns() for account in self._paying.values()), default=None)
 
     def _floor(self) -> int:
         """The least counter of those who compete, else that of the last who did."""
         return min((account.counter for account in self._competing.values()), default=self._last.counter)
 
-    def _close_idle(self) -> None:
-        """Idle accounts that would be lifted to the floor anyway are as good as new, so they go when there are many."""
+    def _close_idle(self, now_ns: int) -> None:
+        """Idle accounts that would be lifted to the floor anyway, and owe nothing, are as good as new, so they go when
+        there are many.
+        """
         if len(self._accounts) < self._max_accounts:
             return
         floor = self._floor()
         self._accounts = {
             name: account
             for name, account in self._accounts.items()
-            if len(account.line) or account.running or account.counter > floor
+            if not account.is_idle or account.counter > floor or account.paid_ns() > now_ns
         }
         self._max_accounts = 2 * len(self._accounts) + _MAX_IDLE

@@ -9,14 +9,16 @@ from typing import NamedTuple
 
 from everystop.core.events import WaitReason
 from everystop.core.request import Request
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 
 AGEING_NS = 10_000_000_000
 
 
 class Wait(NamedTuple):
-    """Nobody boards before `until_ns`."""
+    """Nobody boards before `until_ns`, unless something happens meanwhile; `reason` is why those who wait do."""
 
     until_ns: int
+    reason: WaitReason = WaitReason.BATCH_FILL
 
 
 class SlotUse(Enum):
@@ -27,16 +29,19 @@ class SlotUse(Enum):
     PADDED = "padded"
 
 
-def _nothing_private(request: Request) -> int:
+def _no_tokens(request: Request) -> int:
     return 0
 
 
 @dataclass(slots=True)
 class View:
-    """What a policy may see: the time and counts, as of this step.
+    """What a policy may see: the time and counts, as of this step, the size of the KV cache, and what is known of step
+    times.
 
+    `num_matched_tokens(request)` is the length of the request's longest prefix that the cache holds now, in tokens;
+    asking pins nothing, and takes time in proportion to the request's blocks.
     `num_private_tokens(request)` is how many tokens of a running request only its own blocks hold: what it would have
-    to compute again if it lost them. Asking takes time in proportion to its length.
+    to compute again if it lost them; this takes as long.
     """
 
     now_ns: int = 0
@@ -44,16 +49,20 @@ class View:
     num_running: int = 0
     num_waiting: int = 0
     num_held: int = 0
-    num_private_tokens: Callable[[Request], int] = _nothing_private
+    step_times: StepTimeModel = UNKNOWN_STEP_TIMES
+    num_blocks: int = 0
+    block_size: int = 1
+    num_matched_tokens: Callable[[Request], int] = _no_tokens
+    num_private_tokens: Callable[[Request], int] = _no_tokens
 
 
 class Policy:
     """Owns its order over waiting requests and nothing else; keeps the oldest longest, unless overridden.
 
     `on_add` is called when a request starts to wait: at arrival, after a preemption, and when a fork's source is ready.
-    `on_admit` ends its waiting, `on_remove` its life: finished or aborted in any state. One that `add` refuses is never
-    heard of. With `may_displace`, who is picked and finds no room costs the tail of the keep order its place, if that
-    one's key is greater. `barrier_reason` says why others wait when `pick` returns None.
+    `on_admit` ends its waiting, `on_remove` its life: finished or aborted in any state. Of one that `add` refuses
+    only `check_add` hears. With `may_displace`, who is picked and finds no room costs the tail of the keep order its
+    place, if that one's key is greater. `barrier_reason` says why others wait when `pick` returns None.
 
     A request that was preempted `max_preemptions` times boards and keeps its place before all others, in order of
     arrival, whatever `pick` and `keep_key` say. So everyone ends even where keys change over time.
@@ -62,6 +71,13 @@ class Policy:
     may_displace: bool = False
     slot_use: SlotUse = SlotUse.FREE
     barrier_reason: WaitReason = WaitReason.BATCH_BARRIER
+
+    def check_add(self, request: Request, view: View) -> None:
+        """Raise RequestError to refuse a request before it is taken; notes nothing.
+
+        Asked with the first of the n choices of a client's request, for all of them (`params.n`); where that one was
+        refused, with the others too, so the answer must not depend on which it is.
+        """
 
     def on_add(self, request: Request, view: View) -> None:
         """Note that the request waits."""
@@ -91,8 +107,8 @@ class Policy:
         """
         return True
 
-    def charge(self, request: Request, num_prefill: int, num_decode: int) -> None:
-        """Account for computed tokens, at each update."""
+    def charge(self, request: Request, num_prefill: int, num_decode: int, now_ns: int) -> None:
+        """Account for computed tokens, at each update; the request may have lost its place since they were planned."""
 
     def passed_over(self, head: Request) -> Iterable[tuple[Request, WaitReason]]:
         """Requests that wait for a reason of their own while `head` is the next to board; asked when that changes."""

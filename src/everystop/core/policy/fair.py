@@ -1,18 +1,21 @@
 """Fair shares for tenants: the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models"
-(OSDI 2024, arXiv 2401.00588), with weights and a limit on what each may run.
+(OSDI 2024, arXiv 2401.00588), with weights and limits on what each may run, queue, use in a second and hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from everystop.core.errors import TenantQueueFull, TooManyChoices
 from everystop.core.events import WaitReason
-from everystop.core.policy.accounts import Accounts, Share
-from everystop.core.policy.base import Policy, View
+from everystop.core.policy.accounts import Account, Accounts, Share
+from everystop.core.policy.base import Policy, View, Wait
+from everystop.core.policy.rate import NS_PER_S
 from everystop.core.request import Request, RequestState
 
 INPUT_COST = 1
 OUTPUT_COST = 2
+_MAX_RETRY_AFTER_S = 600
 
 
 class Fair(Policy):
@@ -22,6 +25,11 @@ class Fair(Policy):
     each output token. A tenant that comes back from idle, or falls below its limit, starts from the least counter of
     those who wait, so idleness saves nothing up. Between two tenants that wait all the time, the difference of service
     over weight stays within 2 · max(1 · longest prompt, 2 · tokens in the KV cache) / the lesser weight.
+
+    A tenant does not compete while it runs `max_running` requests, while its next one would make it hold more than
+    `kv_share` of the blocks (a tenant that runs nothing always may; what runs may grow past the share), or while it has
+    yet to pay for what it used beyond `token_rate`. Others fill in; only when nobody else waits is a slot left free. A
+    request that would be the `max_queued` + 1st without a place to run is refused.
 
     Prompts are computed, and blocks kept, in the order of the counters at which requests first boarded. Deciding takes
     time in proportion to the number of tenants that wait, not of requests.
@@ -33,54 +41,99 @@ class Fair(Policy):
         self._accounts = Accounts(shares or {})
         self._boarded: dict[int, tuple[int, int]] = {}  # request: (counter at first boarding, prompt tokens charged)
 
+    def check_add(self, request: Request, view: View) -> None:
+        """Raises TenantQueueFull, or TooManyChoices where even an idle server would be too small."""
+        share, n = self._accounts.share(request.tenant), request.params.n
+        if share.max_queued is None:
+            return
+        num_places = view.max_num_seqs if share.max_running is None else min(view.max_num_seqs, share.max_running)
+        if n > num_places + share.max_queued:
+            raise TooManyChoices(n, num_places + share.max_queued)
+        self._accounts.settle_paid(view.now_ns)
+        account = self._accounts.peek(request.tenant, view)
+        num_free = min(self._num_free_slots(account, view), num_places - len(account.running))
+        if not self._may_board_next(request, account, view):
+            num_free = 0
+        excess = account.num_waiting + n - max(0, num_free) - share.max_queued
+        if excess > 0:
+            retry_ns = max(excess * account.boarding_gap_ns(view.now_ns), account.paid_ns() - view.now_ns)
+            retry_after_s = min(max(1, -(-retry_ns // NS_PER_S)), _MAX_RETRY_AFTER_S)
+            raise TenantQueueFull(account.num_waiting, n, share.max_queued, retry_after_s)
+
+    def _num_free_slots(self, account: Account, view: View) -> int:
+        """Slots that neither run or hold a request nor will be taken by other tenants' waiting ones."""
+        num_others = sum(len(other.line) for other in self._accounts.competing() if other is not account)
+        return view.max_num_seqs - view.num_running - view.num_held - num_others
+
+    def _may_board_next(self, request: Request, account: Account, view: View) -> bool:
+        """The tenant's next request, which is this one if none waits, is within its limits."""
+        if len(account.line):
+            return self._accounts.competes(request.tenant)
+        return account.paid_ns() <= view.now_ns and not account.is_full_for(request)
+
     def on_add(self, request: Request, view: View) -> None:
-        account = self._accounts.open(request.tenant)
-        account.running.discard(request.request_id)
-        account.line.push(request)
-        self._accounts.settle(request.tenant)
+        account = self._accounts.open(request.tenant, view)
+        account.leave(request)
+        account.parked.discard(request.request_id)
+        account.wait(request, view.now_ns)
+        self._accounts.settle(request.tenant, view.now_ns)
 
     def on_admit(self, request: Request, view: View) -> None:
         account = self._accounts[request.tenant]
         account.line.discard(request)
-        if request.state is RequestState.RUNNING:  # not one that is parked behind a sibling
-            account.running.add(request.request_id)
+        if request.state is not RequestState.RUNNING:
+            account.parked.add(request.request_id)
+        else:
+            account.board(request, view.now_ns)
             if request.request_id not in self._boarded:
                 num_tokens = request.num_prompt_tokens - request.num_computed_tokens
                 self._boarded[request.request_id] = (account.counter, num_tokens)
-                account.charge(INPUT_COST * num_tokens)
-        self._accounts.settle(request.tenant)
+                account.charge(INPUT_COST * num_tokens, view.now_ns)
+        self._accounts.settle(request.tenant, view.now_ns)
 
     def on_remove(self, request: Request, view: View) -> None:
         account = self._accounts[request.tenant]
         account.line.discard(request)
-        account.running.discard(request.request_id)
+        account.parked.discard(request.request_id)
+        account.leave(request)
         self._boarded.pop(request.request_id, None)
-        self._accounts.settle(request.tenant)
+        self._accounts.settle(request.tenant, view.now_ns)
 
-    def pick(self, view: View) -> Request | None:
+    def pick(self, view: View) -> Request | Wait | None:
+        until_ns = self._accounts.settle_paid(view.now_ns)
         heads = [(account.counter, head) for account in self._accounts.competing() if (head := account.line.head())]
-        return min(heads, key=lambda pair: (pair[0], pair[1].request_id))[1] if heads else None
+        if heads:
+            return min(heads, key=lambda pair: (pair[0], pair[1].request_id))[1]
+        return None if until_ns is None else Wait(until_ns, WaitReason.TENANT_LIMIT)
 
     def may_return(self, request: Request, view: View) -> bool:
-        return not self._accounts[request.tenant].is_full
+        account = self._accounts[request.tenant]
+        return account.paid_ns() <= view.now_ns and not account.is_full_for(request)
 
     def passed_over(self, head: Request) -> Iterator[tuple[Request, WaitReason]]:
-        for account in self._accounts:
+        for tenant, account in self._accounts.items():
             first = account.line.head()
-            if first is not None and account.is_full:
+            if first is not None and not self._accounts.competes(tenant):
                 yield first, WaitReason.TENANT_LIMIT
-            elif first is not None and first.request_id < head.request_id:
+            elif first is not None and first.request_id < head.request_id and self._has_had_its_share(account):
                 yield first, WaitReason.OVER_SHARE
+
+    def _has_had_its_share(self, account: Account) -> bool:
+        """Whether a tenant that competes, and whose request came before the one who is next, has been served more."""
+        return True
 
     def keep_key(self, request: Request, view: View) -> tuple[int, ...]:
         return (self._boarded[request.request_id][0], request.request_id)
 
-    def charge(self, request: Request, num_prefill: int, num_decode: int) -> None:
+    def charge(self, request: Request, num_prefill: int, num_decode: int, now_ns: int) -> None:
         account = self._accounts[request.tenant]
-        account.charge(OUTPUT_COST * num_decode)
+        account.charge(OUTPUT_COST * num_decode, now_ns)
         if num_prefill:  # what the cache had after all is given back
             counter, num_charged = self._boarded[request.request_id]
             num_due = min(num_charged, request.num_prompt_tokens - request.num_cached_tokens)
             if num_due < num_charged:
                 self._boarded[request.request_id] = (counter, num_due)
-                account.charge(-INPUT_COST * (num_charged - num_due))
+                account.charge(-INPUT_COST * (num_charged - num_due), now_ns)
+        if account.is_limited:
+            account.grow(request)
+            self._accounts.settle(request.tenant, now_ns)

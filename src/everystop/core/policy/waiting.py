@@ -46,3 +46,20 @@ class WaitingLine:
                 return member[1]
             heappop(self._heap)
         return None
+
+    def first(self, num: int) -> list[Request]:
+        """The first `num` in line, in order, who stay in it; takes time in proportion to them and to those who have
+        left from among them.
+        """
+        found: list[Request] = []
+        frontier = [(self._heap[0], 0)] if self._heap else []
+        while frontier and len(found) < num:
+            (rank, request_id), i = heappop(frontier)
+            member = self._members.get(request_id)
+            is_again = bool(found) and found[-1].request_id == request_id  # left and joined anew: two equal entries
+            if member is not None and member[0] == rank and not is_again:
+                found.append(member[1])
+            for child in (2 * i + 1, 2 * i + 2):
+                if child < len(self._heap):
+                    heappush(frontier, (self._heap[child], child))
+        return found
