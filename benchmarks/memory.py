@@ -444,7 +444,7 @@ def real_settings(model: str, workload: Workload, share: float, options: Sequenc
     with LocalServer(model, [*replace(probe, num_bytes=known).options(), *options]) as server:
         bytes_per_block = known / server.counters()["kv_cache_blocks"]
     small = replace(probe, num_bytes=round(demand["peak_blocks"] * share * bytes_per_block))
-    limits = sorted({max(1, round(slots * part)) for part in (0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5)})
+    limits = sorted({max(1, round(slots * part)) for part in (0.25, 0.3, 0.35, 0.4)})
     return [
         *(replace(small, admission=admission, policy=policy) for policy in POLICIES for admission in ADMISSIONS),
         *(replace(small, max_num_seqs=limit) for limit in limits),
@@ -548,7 +548,7 @@ def main_real(arguments: argparse.Namespace) -> tuple[bool, list[dict[str, Any]]
     num_clients = arguments.clients or 32
     all_good, results = True, []
     for shape in arguments.shape or ("chat",):
-        workload = make_traffic(shape, arguments.jobs or 4 * num_clients, num_clients, arguments.seed)
+        workload = make_traffic(shape, arguments.jobs or 8 * num_clients, num_clients, arguments.seed)
         runs = compare_real(arguments.model, workload, arguments.share, arguments.repeats, arguments.option)
         rows = real_rows(runs, num_clients)
         limited = [title for title in rows if "--max-num-seqs" in title]
@@ -565,7 +565,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--real", action="store_true", help="on a real server instead of in virtual time")
     parser.add_argument("--share", type=float, default=0.3, help="of the demand that the pool has room for")
     parser.add_argument("--shape", action="append", choices=SHAPES, help="traffic (default: all; real: chat)")
-    parser.add_argument("--jobs", type=int, help="requests in all (default: 1,000; real: 4 a client)")
+    parser.add_argument("--jobs", type=int, help="requests in all (default: 1,000; real: 8 a client)")
     parser.add_argument("--clients", type=int, help="clients, and slots (default: 64; real: 32)")
     parser.add_argument("--rate", type=float, help="simulated: also as independent arrivals, so many a second")
     parser.add_argument("--seed", type=int, default=7)

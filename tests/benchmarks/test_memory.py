@@ -23,15 +23,15 @@ from benchmarks.memory import (
 
 @pytest.fixture(scope="module")
 def outcomes() -> list:
-    workload = make_traffic("chat", 200, 24, seed=3)
-    return compare_simulated(workload, 0.3, Setting(max_num_seqs=24), SKETCH)
+    workload = make_traffic("chat", 256, 32, seed=7)
+    return compare_simulated(workload, 0.3, Setting(max_num_seqs=32), SKETCH)
 
 
 def test_promises_hold_in_a_small_run(outcomes: list) -> None:
     demand, expected, greedy, *_, best = outcomes
     assert demand.num_preemptions == 0
     assert expected.setting.num_blocks == round(0.3 * demand.peak_blocks)
-    assert [good for _, _, good in verdicts(expected, best, 200)] == [True] * 3
+    assert [good for _, _, good in verdicts(expected, best, 256)] == [True] * 3
     assert greedy.recomputed_share > 2 * expected.recomputed_share
 
 
@@ -63,7 +63,7 @@ def test_search_tries_the_neighbours_of_the_best_limit() -> None:
 
 def test_promises_that_are_broken_are_named(outcomes: list) -> None:
     _, _, greedy, *_, best = outcomes
-    assert not all(good for _, _, good in verdicts(greedy, best, 200))
+    assert not all(good for _, _, good in verdicts(greedy, best, 256))
 
 
 def test_real_client_asks_for_more_than_comes() -> None:

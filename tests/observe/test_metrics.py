@@ -26,7 +26,7 @@ def step(now_ms: int, rows: dict[int, tuple[int, int, int]], *, num_free: int = 
     """`rows`: request id to (start, tokens computed, tokens sampled)."""
     plan = StepPlan(0, [Row(key, start, num, 0, 0) for key, (start, num, _) in rows.items()])
     tokens = tuple((7,) * sampled for _, _, sampled in rows.values())
-    return StepEvent(now_ms * MS, 0, 3 * MS, plan, tokens, 0, 0, 0, num_free, 0, 0, 0, recomputed)
+    return StepEvent(now_ms * MS, 0, 3 * MS, plan, tokens, 0, 0, 0, num_free, 0, 0, 0, num_recomputed_tokens=recomputed)
 
 
 def finish(request_id: int, now_ms: int, reason: FinishReason = FinishReason.LENGTH, *, cached: int = 0) -> FinishEvent:
