@@ -274,8 +274,13 @@ def search(run: Callable[[int], float], most: int) -> list[int]:
     return sorted(speeds)
 
 
-def compare_simulated(workload: Workload, share: float, base: Setting, cost: CostModel) -> list[Outcome]:
-    """Demand, then every admission and policy on the small pool, then the best static limit; the last one is that."""
+def compare_simulated(
+    workload: Workload, share: float, base: Setting, cost: CostModel, limits: Sequence[int] = ()
+) -> list[Outcome]:
+    """Demand, then every admission and policy on the small pool, then the best static limit; the last one is that.
+
+    It is searched for, or is the best of `limits`.
+    """
     demand = simulate(workload, base, cost)
     small = replace(base, num_blocks=round(demand.peak_blocks * share))
     outcomes = [demand]
@@ -288,7 +293,9 @@ def compare_simulated(workload: Workload, share: float, base: Setting, cost: Cos
         limited[limit] = simulate(workload, replace(small, max_num_seqs=limit), cost)
         return limited[limit].tok_s
 
-    search(speed, base.max_num_seqs)
+    for limit in limits or search(speed, base.max_num_seqs):
+        if limit not in limited:
+            speed(limit)
     return [*outcomes, max(limited.values(), key=lambda outcome: outcome.tok_s)]
 
 

@@ -24,7 +24,7 @@ from benchmarks.memory import (
 @pytest.fixture(scope="module")
 def outcomes() -> list:
     workload = make_traffic("chat", 256, 32, seed=7)
-    return compare_simulated(workload, 0.3, Setting(max_num_seqs=32), SKETCH)
+    return compare_simulated(workload, 0.3, Setting(max_num_seqs=32), SKETCH, limits=(8, 10, 12))
 
 
 def test_promises_hold_in_a_small_run(outcomes: list) -> None:
