@@ -43,6 +43,7 @@ from everystop.sim.cost import CostModel
 
 NS_PER_S = 10**9
 MAX_TOKENS = 1500
+BLOCK_SIZE = 32
 FILLER, STOP = 0, 299  # the stop token is outside the prompts' alphabet
 SKETCH = CostModel(step_ns=5.5e6, token_ns=0.28e6, decode_context_ns=60, row_ns=0.1e6, source="a sketch")
 MAX_RECOMPUTED, MIN_THROUGHPUT = 0.05, 0.90
@@ -89,7 +90,7 @@ class Setting:
     policy: str = "continuous"
     max_num_seqs: int = 64
     num_blocks: int = 1 << 20
-    block_size: int = 32
+    block_size: int = BLOCK_SIZE
     max_num_batched_tokens: int = 256
     enable_prefix_caching: bool = True
 
@@ -450,7 +451,10 @@ def real_settings(model: str, workload: Workload, share: float, options: Sequenc
     known = 512 * 2**20
     with LocalServer(model, [*replace(probe, num_bytes=known).options(), *options]) as server:
         bytes_per_block = known / server.counters()["kv_cache_blocks"]
-    small = replace(probe, num_bytes=round(demand["peak_blocks"] * share * bytes_per_block))
+    num_blocks, num_longest = round(demand["peak_blocks"] * share), max(len(job.prompt) for job in workload.jobs)
+    if num_blocks * BLOCK_SIZE < num_longest + MAX_TOKENS:
+        raise SystemExit(f"{num_blocks} blocks cannot hold {num_longest + MAX_TOKENS:,} tokens; take more --clients")
+    small = replace(probe, num_bytes=round(num_blocks * bytes_per_block))
     limits = sorted({max(1, round(slots * part)) for part in (0.25, 0.3, 0.35, 0.4)})
     return [
         *(replace(small, admission=admission, policy=policy) for policy in POLICIES for admission in ADMISSIONS),
