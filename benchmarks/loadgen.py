@@ -62,7 +62,9 @@ decode_chunk = msgspec.json.Decoder(Chunk).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The server, and what is added to each request. `timeout_s` ends one request, `max_run_s` the run."""
+    """The server, and what is added to each request. `timeout_s` ends one request, `max_run_s` the run; `stop_s` cuts
+    off what is under way by then, which is no error. `tenant_header` carries the name of a job's tenant.
+    """
 
     url: str
     model: str | None = None
@@ -72,6 +74,8 @@ class Target:
     extra: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 300.0
     max_run_s: float = 1200.0
+    stop_s: float | None = None
+    tenant_header: str | None = None
 
     def address(self) -> tuple[str, int]:
         """Host and port."""
@@ -91,8 +95,9 @@ class Target:
         body |= {name: value for name, value in (("model", self.model), ("seed", self.seed)) if value is not None}
         data = msgspec.json.encode(body | self.extra)
         key = f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
+        tenant = f"{self.tenant_header}: {job.tenant}\r\n" if self.tenant_header and job.tenant else ""
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {urlsplit(self.url).netloc}\r\n{key}"
+            f"POST /v1/completions HTTP/1.1\r\nHost: {urlsplit(self.url).netloc}\r\n{key}{tenant}"
             f"Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: {len(data)}\r\n\r\n"
         )
         return head.encode() + data
@@ -100,7 +105,10 @@ class Target:
 
 @dataclass(slots=True)
 class Record:
-    """What one client saw of one request; times in seconds from the start of the run, -1 where it did not happen."""
+    """What one client saw of one request; times in seconds from the start of the run, -1 where it did not happen.
+
+    `is_cut` says that the run ended first, as it was told to.
+    """
 
     job: int
     group: str
@@ -114,6 +122,7 @@ class Record:
     usage: Usage | None = None
     status: int = 0
     is_done: bool = False
+    is_cut: bool = False
     error: str | None = None
 
     @property
@@ -317,16 +326,24 @@ class Load:
         self._started_s = time.perf_counter()
         tasks = [self._client(connection, waiting) for connection in connections]
         try:
-            async with asyncio.timeout(self._target.max_run_s):
+            async with asyncio.timeout(self._target.stop_s or self._target.max_run_s):
                 await asyncio.gather(*tasks, *(self._at_its_time(i) for i in timed))
         except TimeoutError:
-            for record in self._run.records:
-                if record.end_s < 0:
-                    record.error = record.error or f"not ended when the run was, after {self._target.max_run_s:g} s"
+            self._break_off()
         self._run.cpu_s = time.process_time() - cpu_s
         for connection in connections:
             connection.close()
         return self._run
+
+    def _break_off(self) -> None:
+        """The time is over: what has not ended failed, or was cut off if the run was to end now."""
+        is_planned = self._target.stop_s is not None
+        for record in self._run.records:
+            if record.end_s < 0 and record.error is None:
+                record.is_cut = is_planned
+                record.error = None if is_planned else f"not ended when the run was, after {self._target.max_run_s:g} s"
+        if is_planned:
+            self._run.records = [record for record in self._run.records if record.sent_s >= 0 or record.error]
 
     def _now_s(self) -> float:
         return time.perf_counter() - self._started_s
@@ -351,8 +368,10 @@ class Load:
         except OSError as error:
             self._run.records[i].error = f"no connection: {error}"
             return
-        await self._send(connection, i)
-        connection.close()
+        try:
+            await self._send(connection, i)
+        finally:
+            connection.close()
 
     async def _send(self, connection: Connection, i: int) -> None:
         await connection.send(self._run.records[i], self._target.request(self._jobs[i]), self._target.timeout_s)
@@ -376,8 +395,9 @@ def distribution_ms(values_s: Sequence[float]) -> dict[str, float]:
 
 
 def summarize(records: Sequence[Record]) -> dict[str, Any]:
-    """All figures of these records; times and rates of those without error."""
-    good = [record for record in records if record.error is None]
+    """All figures of these records; times and rates of those that ended without error."""
+    good = [record for record in records if record.error is None and not record.is_cut]
+    num_cut = sum(record.is_cut for record in records)
     wall_s = max((r.end_s for r in records), default=0.0) - min((r.sent_s for r in records), default=0.0)
     num_output = sum(r.usage.completion_tokens for r in good if r.usage)
     num_prompt = sum(r.usage.prompt_tokens for r in good if r.usage)
@@ -385,7 +405,8 @@ def summarize(records: Sequence[Record]) -> dict[str, Any]:
     with_text = [r for r in good if r.event_s]
     return {
         "requests": len(records),
-        "errors": len(records) - len(good),
+        "errors": len(records) - len(good) - num_cut,
+        "cut": num_cut,
         "without_usage": sum(r.usage is None for r in good),
         "exact_usage": sum(r.is_exact for r in good),
         "wall_s": wall_s,
@@ -437,6 +458,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="write figures and records to this JSON file")
     parser.add_argument("--model", help="for servers that insist on a name")
     parser.add_argument("--api-key")
+    parser.add_argument("--tenant-header", metavar="NAME", help="header that carries the name of a job's tenant")
+    parser.add_argument("--stop", type=float, metavar="SECONDS", help="cut off what is under way by then")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, help="sampling seed of every request")
     parser.add_argument("--extra", type=json.loads, default={}, help="more fields of every request, as JSON")
@@ -454,6 +477,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     workload = load_workload(arguments.workload, arguments.workload_seed)
     workload = Workload(workload.name, workload.num_clients, workload.jobs[: arguments.limit])
+    if any(job.tenant for job in workload.jobs) and arguments.tenant_header is None:
+        raise SystemExit(f"{workload.name} has tenants; say by --tenant-header which header names them")
     target = Target(
         url=arguments.url.rstrip("/"),
         model=arguments.model,
@@ -463,6 +488,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         extra=arguments.extra,
         timeout_s=arguments.timeout,
         max_run_s=arguments.max_run,
+        stop_s=arguments.stop,
+        tenant_header=arguments.tenant_header,
     )
     run = run_load(workload, target, arguments.clients)
     figures = run.summary()

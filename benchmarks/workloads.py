@@ -15,8 +15,9 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 DEFAULT_SEED = 7
 FIRST_ID, LAST_ID = 300, 20_000  # neither control tokens nor single bytes in the usual vocabularies
@@ -24,13 +25,23 @@ FIRST_ID, LAST_ID = 300, 20_000  # neither control tokens nor single bytes in th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One request; `at_s` is when it is sent, in seconds from the start, or None: when a client is free."""
+    """One request; `at_s` is when it is sent, in seconds from the start, or None: when a client is free. `tenant` is
+    who sends it, "" for nobody in particular.
+    """
 
     prompt: tuple[int, ...]
     max_tokens: int
     group: str = "all"
     at_s: float | None = None
     ignore_eos: bool = True
+    tenant: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; nobody in particular is left out."""
+        plain = asdict(self)
+        if not self.tenant:
+            del plain["tenant"]
+        return plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,7 @@ class Workload:
         """JSON lines: a header with name and number of clients, then one line a job."""
         yield json.dumps({"workload": self.name, "num_clients": self.num_clients})
         for job in self.jobs:
-            yield json.dumps(asdict(job))
+            yield json.dumps(job.to_dict())
 
 
 def read_workload(lines: Iterable[str]) -> Workload:
@@ -76,6 +87,10 @@ class Dice:
         """An integer in [low, high]."""
         return low + int(self.fraction() * (high - low + 1))
 
+    def exponential(self, mean: float) -> float:
+        """The gap before the next of events that come independently, in units of `mean`."""
+        return -mean * math.log(1.0 - self.fraction())
+
     def log_normal(self, low: int, high: int) -> int:
         """An integer in [low, high] around the geometric mean; bounds lie at two deviations, what is outside is drawn
         again.
@@ -92,6 +107,50 @@ class Dice:
             pass
         self._first_ids.add(first)
         return (first, *(self.between(FIRST_ID, LAST_ID) for _ in range(num_tokens - 1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Requests of one kind: the shortest and the longest prompt and answer, in tokens; lengths are drawn evenly."""
+
+    prompt: tuple[int, int]
+    output: tuple[int, int]
+
+    @property
+    def mean_cost(self) -> float:
+        """Mean weighted tokens of a request: 1 for each of the prompt, 2 for each of the answer."""
+        return sum(self.prompt) / 2 + sum(self.output)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return self.prompt[1] + self.output[1]
+
+    def job(self, dice: Dice, tenant: str, at_s: float) -> Job:
+        """One request of a tenant, whose name is also its group's."""
+        prompt = dice.prompt(dice.between(*self.prompt))
+        return Job(prompt=prompt, max_tokens=dice.between(*self.output), group=tenant, at_s=at_s, tenant=tenant)
+
+
+def burst(dice: Dice, kind: Kind, tenant: str, num: int) -> Iterator[Job]:
+    """`num` requests of a tenant at once, at the start."""
+    return (kind.job(dice, tenant, 0.0) for _ in range(num))
+
+
+def poisson(dice: Dice, kind: Kind, tenant: str, per_s: float, seconds: float) -> Iterator[Job]:
+    """A tenant's requests, independent of each other, at a mean rate until `seconds`; times in whole microseconds."""
+    at_s = dice.exponential(1 / per_s)
+    while at_s < seconds:
+        yield kind.job(dice, tenant, round(at_s, 6))
+        at_s += dice.exponential(1 / per_s)
+
+
+def in_order_of_time(name: str, *streams: Iterable[Job]) -> Workload:
+    """An open loop of several tenants' requests; of those at the same time each stream sends one in turn."""
+    jobs = sorted(
+        (job.at_s or 0.0, turn, number, job) for number, stream in enumerate(streams) for turn, job in enumerate(stream)
+    )
+    return Workload(name, 0, tuple(job for *_, job in jobs))
 
 
 def straggler(dice: Dice) -> Workload:

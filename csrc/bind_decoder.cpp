@@ -16,6 +16,7 @@
 
 #include "activation.hpp"
 #include "decoder.hpp"
+#include "gil.hpp"
 #include "norm.hpp"
 #include "random.hpp"
 #include "rope.hpp"
@@ -178,11 +179,13 @@ SamplingSettings read_sampling(const nb::dict& d, int64_t num_valid_tokens) {
     s.logit_bias.emplace_back(id, bias);
   }
   if (!d["allowed_token_ids"].is_none()) {
+    const auto ids = entry<Input<int32_t, 1>>(d, "allowed_token_ids");
     s.allowed.assign(static_cast<size_t>((num_valid_tokens + 31) / 32), 0);
-    for (const int32_t id : entry<std::vector<int32_t>>(d, "allowed_token_ids")) {
-      require(id >= 0 && id < num_valid_tokens,
-              "allowed token " + std::to_string(id) + " is outside the vocabulary");
-      s.allowed[static_cast<size_t>(id / 32)] |= 1u << (id % 32);
+    for (const int32_t* id = ids.data(); id != ids.data() + ids.size(); ++id) {
+      if (*id < 0 || *id >= num_valid_tokens) {  // the message is not made for each of many good ids
+        require(false, "allowed token " + std::to_string(*id) + " is outside the vocabulary");
+      }
+      s.allowed[static_cast<size_t>(*id / 32)] |= 1u << (*id % 32);
     }
   }
   require(s.repetition_penalty > 0.0f, "repetition_penalty must be above 0");
@@ -226,7 +229,7 @@ class PyDecoder {
             "too many padded rows");
     require(rows.shape(0) <= max_num_seqs_, "more rows than max_num_seqs");
     auto [tokens, data] = make_array<int32_t, 1>({rows.shape(0)});
-    nb::gil_scoped_release release;
+    const GilReleased released;
     decoder_->step(reinterpret_cast<const StepRow*>(rows.data()), static_cast<int64_t>(rows.shape(0)),
                    copies.data(), static_cast<int64_t>(copies.shape(0)), num_padded_rows, data);
     return tokens;
@@ -239,7 +242,7 @@ class PyDecoder {
     const size_t count = static_cast<size_t>(Decoder::count_logits(data, num_rows));
     auto [logits, out] =
         make_array<float, 2>({count, static_cast<size_t>(decoder_->config().num_valid_tokens)});
-    nb::gil_scoped_release release;
+    const GilReleased released;
     decoder_->forward(data, num_rows, out);
     return logits;
   }

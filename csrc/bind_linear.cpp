@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "dequantize.hpp"
+#include "gil.hpp"
 #include "isa.hpp"
 #include "linear.hpp"
 #include "linear_kernels.hpp"
@@ -91,7 +92,7 @@ Result<uint8_t, 1> py_pack_linear(const std::string& dtype_name, Matrix w, int n
   const size_t bytes = packed_linear_bytes(dtype, n, k);
   Buffer out = allocate(bytes);
   {
-    nb::gil_scoped_release release;
+    const GilReleased released;
     pack_linear(dtype, w.data(), n, k, out.get(), team);
   }
   return give<uint8_t, 1>(std::move(out), {bytes});
@@ -113,7 +114,7 @@ Result<float, 2> py_linear(const std::string& dtype_name, Bytes packed, Matrix x
   Buffer y = allocate(static_cast<size_t>(m * n) * sizeof(float));
   float* y_data = reinterpret_cast<float*>(y.get());
   {
-    nb::gil_scoped_release release;
+    const GilReleased released;
     if (naive) {
       linear_naive(dtype, packed.data(), x.data(), m, n, k, bias_data, y_data);
     } else {
@@ -158,7 +159,7 @@ Result<float, 2> py_dequantize(int type_id, Bytes raw, int64_t n, int64_t k, int
   ThreadTeam team(num_threads);
   Buffer out = allocate(static_cast<size_t>(n * k) * sizeof(float));
   {
-    nb::gil_scoped_release release;
+    const GilReleased released;
     dequantize(type, raw.data(), n, k, reinterpret_cast<float*>(out.get()), team);
   }
   return give<float, 2>(std::move(out), {static_cast<size_t>(n), static_cast<size_t>(k)});
@@ -194,7 +195,7 @@ std::vector<int64_t> py_measure_linear(const std::string& dtype_name, const std:
   ThreadTeam team(num_threads);
   const Scratch scratch(dtype, layers);
   std::vector<int64_t> durations;
-  nb::gil_scoped_release release;
+  const GilReleased released;
   for (int i = 0; i < repeats; ++i) {
     const auto start = std::chrono::steady_clock::now();
     for (const auto& [packed, n, k, m] : layers) {
@@ -212,7 +213,7 @@ double py_measure_peak(int num_threads) {
   const auto dot_in_registers = linear_kernels().dot_in_registers;
   if (dot_in_registers == nullptr) return 0;
   ThreadTeam team(num_threads);
-  nb::gil_scoped_release release;
+  const GilReleased released;
   double best = 0;
   for (int repeat = 0; repeat < 10; ++repeat) {
     std::atomic<int64_t> num_products{0};

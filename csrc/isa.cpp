@@ -8,6 +8,12 @@
 #include <sys/auxv.h>
 #endif
 
+#if defined(__x86_64__)
+// Nobody defines this but a library that tests preload, which carries out AVX-VNNI's instructions where the
+// CPU lacks them.
+extern "C" [[gnu::weak, gnu::visibility("default")]] bool everystop_emulates_avxvnni();
+#endif
+
 namespace everystop {
 namespace {
 
@@ -20,7 +26,10 @@ bool supported(Isa isa) {
   const bool avx2 =
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   if (isa == Isa::avx2) return avx2;
-  if (isa == Isa::avxvnni) return avx2 && __builtin_cpu_supports("avxvnni");
+  if (isa == Isa::avxvnni) {
+    const bool emulated = everystop_emulates_avxvnni != nullptr && everystop_emulates_avxvnni();
+    return avx2 && (__builtin_cpu_supports("avxvnni") || emulated);
+  }
   if (isa == Isa::avx512vnni) {
     return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&

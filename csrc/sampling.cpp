@@ -33,10 +33,6 @@ struct Before {
   bool operator()(int32_t a, int32_t b) const { return x[a] > x[b] || (x[a] == x[b] && a < b); }
 };
 
-bool test_bit(const std::vector<uint32_t>& words, int64_t i) {
-  return (words[static_cast<size_t>(i / 32)] >> (i % 32) & 1u) != 0;
-}
-
 }  // namespace
 
 bool SamplingSettings::changes_logits() const {
@@ -85,13 +81,20 @@ class RowSampler {
     for (const auto& [id, bias] : settings_.logit_bias) x[id] += bias;
     if (settings_.repetition_penalty != 1.0f) penalize_repetition(x);
     if (settings_.presence_penalty != 0.0f || settings_.frequency_penalty != 0.0f) penalize_frequency(x);
-    if (!settings_.allowed.empty()) {
-      for (int64_t i = 0; i < n_; ++i) {
-        if (!test_bit(settings_.allowed, i)) x[i] = -INFINITY;
-      }
-    }
+    if (!settings_.allowed.empty()) forbid_others(x);
     if (history_.num_output_tokens() < settings_.min_tokens) {
       for (const int32_t id : settings_.stop_ids) x[id] = -INFINITY;
+    }
+  }
+
+  // Words that allow all of their 32 tokens are passed over.
+  void forbid_others(float* x) const {
+    for (int64_t first = 0; first < n_; first += 32) {
+      const uint32_t forbidden = ~settings_.allowed[static_cast<size_t>(first / 32)];
+      const int64_t end = forbidden == 0 ? first : std::min(first + 32, n_);
+      for (int64_t i = first; i < end; ++i) {
+        if ((forbidden >> (i - first) & 1u) != 0) x[i] = -INFINITY;
+      }
     }
   }
 

@@ -36,6 +36,9 @@ from everystop.core.policy import POLICIES, make_policy
         ({"generation_config": "always"}, ["--generation-config is 'always'", "auto, none"]),
         ({"max_num_seqs": 300}, ["--max-num-batched-tokens 256", "--max-num-seqs 300"]),
         ({"api_key": ("good", " ")}, ["--api-key"]),
+        ({"ttft_target_ms": 500.0}, ["--ttft-target-ms", "--policy deadline", "continuous"]),
+        ({"itl_target_ms": 50.0, "policy": "fair"}, ["--itl-target-ms", "--policy deadline", "fair"]),
+        ({"itl_target_ms": 0.0, "policy": "deadline"}, ["--itl-target-ms is 0.0", "at least 1"]),
     ],
 )
 def test_values_that_cannot_be_honoured_are_named(settings: dict[str, Any], words: list[str]) -> None:

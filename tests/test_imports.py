@@ -38,8 +38,13 @@ ALLOWED = {
     "everystop.core": set(),
     "everystop.observe": {"everystop.core.events", "everystop.core.request:FinishReason", ERRORS},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
-    "everystop.observe.recorder": {"everystop.core.plan", "everystop.core.request", ERRORS},
-    "everystop.model": {ERRORS, NATIVE},
+    "everystop.observe.recorder": {
+        "everystop.core.plan",
+        "everystop.core.recording:RECORD_VERSION",
+        "everystop.core.request",
+        ERRORS,
+    },
+    "everystop.model": {PARAMS, ERRORS, NATIVE},
     "everystop.runner": {"everystop.core.plan", PARAMS, ERRORS},
     "everystop.runner.calibration": {
         "everystop.core.plan",
@@ -83,6 +88,7 @@ ALLOWED = {
     },
     "everystop.server": {
         "everystop.engine",
+        "everystop.model.messages",
         "everystop.model.tokenizer",
         "everystop.observe",
         "everystop.config",

@@ -9,7 +9,7 @@ import pytest
 from everystop.assembly import policy_settings
 from everystop.config import Config
 from everystop.core.errors import ConfigError
-from everystop.core.policy import POLICIES, QUANTUM, TENANT_SETTINGS, Share, make_policy
+from everystop.core.policy import POLICIES, QUANTUM, TENANT_SETTINGS, Share, Targets, make_policy
 from everystop.observe import metrics
 from everystop.tenants import OTHERS, SETTINGS, Tenant, Tenants, read_tenants
 
@@ -24,6 +24,14 @@ token_rate = 500
 kv_share = 0.25
 keys = ["sk-1", "sk-2"]
 [tenant."a b"]
+"""
+TARGETS = """
+[tenant.chat]
+ttft_ms = 250
+itl_ms = 12.5
+keys = ["sk-3"]
+[tenant.batch]
+ttft_ms = 60_000
 """
 
 
@@ -87,7 +95,9 @@ def test_every_setting_of_a_tenant_has_a_policy_that_honours_it() -> None:
         ("[tenant.a]\ntoken_rate = inf", ["tenant.a.token_rate", "inf"]),
         ("[tenant.a]\nkv_share = 1.5", ["tenant.a.kv_share", "0.001 to 1"]),
         ("[tenant.a]\nkv_share = 0", ["tenant.a.kv_share is 0"]),
-        ("[tenant.a]\nmax_waiting = 3", ["'max_waiting'", "weight, max_running, max_queued, token_rate, kv_share"]),
+        ("[tenant.a]\nttft_ms = 0.5", ["tenant.a.ttft_ms", "0.5", "1 to 3.6e+06"]),
+        ('[tenant.a]\nitl_ms = "20"', ["tenant.a.itl_ms", "'20'"]),
+        ("[tenant.a]\nmax_waiting = 3", ["'max_waiting'", "max_queued, token_rate, kv_share, ttft_ms, itl_ms, keys"]),
         ("[tenant.other]", ["'other'", "in metrics"]),
         ('[tenant.a]\nkeys = ["k"]\n[tenant.b]\nkeys = ["k"]', ["a and b share a key"]),
         ('[tenants.a]\nkeys = ["k"]', ["'tenants'", "header, user, tenant"]),
@@ -117,8 +127,32 @@ def test_missing_file_is_named() -> None:
 
 
 def test_tenants_need_the_policy_that_tells_them_apart() -> None:
-    with pytest.raises(ConfigError, match="--tenants needs --policy fair or fair-prefix"):
+    with pytest.raises(ConfigError, match="--tenants needs --policy fair or fair-prefix or deadline"):
         Config(tenants="t.toml")
+
+
+def test_policy_gets_the_targets_of_the_file_and_of_the_flags(tmp_path: Path) -> None:
+    path = write(tmp_path, TARGETS)
+    settings = policy_settings(Config(policy="deadline", tenants=path, ttft_target_ms=800, itl_target_ms=40))
+    assert settings["shares"]["chat"] == Share(ttft_ns=250_000_000, itl_ns=12_500_000)
+    assert settings["shares"]["batch"] == Share(ttft_ns=60_000_000_000)
+    assert settings["targets"] == Targets(800_000_000, 40_000_000)
+    assert policy_settings(Config(policy="deadline"))["targets"] == Targets(1_000_000_000, None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "text", "words"),
+    [
+        ("deadline", FILE, ["tenant.gold.weight has no effect", "only ttft_ms, itl_ms"]),
+        ("fair", TARGETS, ["tenant.chat.ttft_ms has no effect", "only weight, max_running"]),
+    ],
+)
+def test_setting_without_effect_under_the_policy_is_refused(
+    tmp_path: Path, policy: str, text: str, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policy_settings(Config(policy=policy, tenants=write(tmp_path, text)))
+    assert [word for word in ["tenants.toml", *words] if word not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("ageing", [0.0, -1.0, float("nan"), float("inf")])

@@ -26,7 +26,8 @@ def main(arguments: list[str]) -> int:
 
 def static_checks() -> dict[str, list[str]]:
     """The commands that read the source without running it."""
-    sources = sorted(str(path) for path in (ROOT / "csrc").rglob("*") if path.suffix in {".cpp", ".hpp", ".h"})
+    folders, suffixes = (ROOT / "csrc", ROOT / "tests"), {".cpp", ".hpp", ".h"}
+    sources = sorted(str(path) for folder in folders for path in folder.rglob("*") if path.suffix in suffixes)
     return {
         "ruff check": [str(BIN / "ruff"), "check", "--quiet", "."],
         "ruff format": [str(BIN / "ruff"), "format", "--check", "--quiet", "."],

@@ -10,7 +10,7 @@ from typing import Any
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import QUANTUM, TENANT_SETTINGS, Share, make_policy
+from everystop.core.policy import QUANTUM, TENANT_SETTINGS, Share, Targets, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
@@ -114,8 +114,8 @@ def build_scheduler(
 
 
 def plans_by_time(config: Config) -> bool:
-    """Steps have a target on their time, so step times must be known."""
-    return config.target_itl_ms is not None
+    """Step times must be known: steps have a target on their time, or the policy predicts by them."""
+    return config.target_itl_ms is not None or config.policy == "deadline"
 
 
 def policy_settings(config: Config) -> dict[str, Any]:
@@ -125,6 +125,7 @@ def policy_settings(config: Config) -> dict[str, Any]:
         "ageing_ns": round(config.ageing * NS_PER_S),
         "shares": {name: _share(tenant) for name, tenant in tenants_of(config).by_name.items()},
         "quantum": config.fair_quantum or QUANTUM,
+        "targets": Targets.from_ms(config.ttft_target_ms, config.itl_target_ms),
     }
 
 
@@ -134,7 +135,10 @@ def tenants_of(config: Config) -> Tenants:
 
 
 def _share(tenant: Tenant) -> Share:
-    return Share(tenant.weight, tenant.max_running, tenant.max_queued, tenant.token_rate, tenant.kv_share)
+    ttft_ns, itl_ns = (None if ms is None else round(ms * NS_PER_MS) for ms in (tenant.ttft_ms, tenant.itl_ms))
+    return Share(
+        tenant.weight, tenant.max_running, tenant.max_queued, tenant.token_rate, tenant.kv_share, ttft_ns, itl_ns
+    )
 
 
 def open_recorder(config: Config) -> Recorder | None:

@@ -149,7 +149,7 @@ class Config:
     tenants: str | None = _setting(
         None,
         "--tenants",
-        "policies fair and fair-prefix: a TOML file with the tenants' keys, weights and limits",
+        "policies fair, fair-prefix and deadline: a TOML file with the tenants' keys, weights and limits, or targets",
         group=SCHEDULER,
     )
     fair_quantum: int | None = _setting(
@@ -161,6 +161,26 @@ class Config:
         parse=int,
         least=1,
         most=1_000_000_000,
+    )
+    ttft_target_ms: float | None = _setting(
+        None,
+        "--ttft-target-ms",
+        "policy deadline: a first token is due so many milliseconds after its request, where neither the request nor "
+        "its tenant says (default: 1000)",
+        group=SCHEDULER,
+        parse=float,
+        least=1,
+        most=3_600_000,
+    )
+    itl_target_ms: float | None = _setting(
+        None,
+        "--itl-target-ms",
+        "policy deadline: a later token is due so many milliseconds after the one before, where neither the request "
+        "nor its tenant says (default: no promise)",
+        group=SCHEDULER,
+        parse=float,
+        least=1,
+        most=3_600_000,
     )
     threads: int | None = _setting(
         None,
@@ -219,6 +239,9 @@ class Config:
             raise ConfigError(f"--tenants needs --policy {able}; the policy {self.policy} does not tell tenants apart")
         if self.fair_quantum is not None and self.policy != "fair-prefix":
             raise ConfigError(f"--fair-quantum needs --policy fair-prefix; the policy {self.policy} has no quantum")
+        for flag, target in (("--ttft-target-ms", self.ttft_target_ms), ("--itl-target-ms", self.itl_target_ms)):
+            if target is not None and self.policy != "deadline":
+                raise ConfigError(f"{flag} needs --policy deadline; the policy {self.policy} has no targets")
 
 
 def _check(setting: Field[Any], value: Any) -> None:

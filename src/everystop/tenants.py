@@ -10,6 +10,8 @@
     max_queued = 100            # requests that wait without a place to run; more are refused (default: no limit)
     token_rate = 500            # prompt tokens + 2 x output tokens a second (default: no limit)
     kv_share = 0.5              # of the blocks of the KV cache (default: no limit)
+    ttft_ms = 500               # a first token is due so long after its request (default: --ttft-target-ms)
+    itl_ms = 50                 # and a later one so long after the one before (default: --itl-target-ms)
 
 A request that nothing assigns belongs to the tenant with the empty name, who has weight 1. What a policy does not
 honour is refused, not ignored.
@@ -29,7 +31,8 @@ from everystop.core.errors import ConfigError
 
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 MIN_RATE, MAX_RATE = 0.001, 1e9
-SETTINGS = ("weight", "max_running", "max_queued", "token_rate", "kv_share")
+MIN_TARGET_MS, MAX_TARGET_MS = 1, 3_600_000
+SETTINGS = ("weight", "max_running", "max_queued", "token_rate", "kv_share", "ttft_ms", "itl_ms")
 OTHERS = "other"  # stands for all whom the file does not name, where tenants are counted
 
 
@@ -42,6 +45,8 @@ class Tenant:
     max_queued: int | None = None
     token_rate: float | None = None
     kv_share: float | None = None
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
     keys: tuple[str, ...] = ()
 
 
@@ -98,6 +103,8 @@ def _read_tenant(path: str, name: str, entry: Any, honoured: Collection[str]) ->
         max_queued=read.whole("max_queued", 0),
         token_rate=read.number("token_rate", MIN_RATE, MAX_RATE),
         kv_share=read.number("kv_share", 0.001, 1),
+        ttft_ms=read.number("ttft_ms", MIN_TARGET_MS, MAX_TARGET_MS),
+        itl_ms=read.number("itl_ms", MIN_TARGET_MS, MAX_TARGET_MS),
         keys=tuple(keys),
     )
 

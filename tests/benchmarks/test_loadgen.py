@@ -191,6 +191,45 @@ def test_the_run_ends_after_its_own_limit() -> None:
     assert done.summary()["errors"] == 3
 
 
+def test_what_a_planned_end_cuts_off_is_no_error_and_counts_in_no_figure() -> None:
+    late = Job(prompt=(7,), max_tokens=1, at_s=60.0)
+    workload = Workload("made", 1, (*make_workload(2).jobs, late))
+
+    def answer(request: dict[str, Any]) -> bytes:
+        is_first = request["prompt"][0] == 100
+        return whole_answer(request) if is_first else HEAD + in_chunks(text_event("a") * 2, 1 << 20)
+
+    done = run(answer, workload, stop_s=0.2)
+    assert [(record.job, record.is_cut, record.error) for record in done.records] == [(0, False, None), (1, True, None)]
+    assert len(done.records[1].event_s) == 2
+    figures = done.summary()
+    assert (figures["requests"], figures["errors"], figures["cut"], figures["output_tokens"]) == (2, 0, 1, 4)
+    assert figures["e2e_ms"]["max"] < 200
+
+
+def test_a_run_that_ends_before_its_planned_end_is_whole() -> None:
+    done = run(whole_answer, stop_s=30.0)
+    assert (done.summary()["errors"], done.summary()["cut"]) == (0, 0)
+    assert len(done.records) == 3
+
+
+def test_the_header_names_the_tenant_of_a_job_that_has_one() -> None:
+    target = Target(url="http://127.0.0.1:1", tenant_header="x-tenant")
+    named = target.request(Job(prompt=(1,), max_tokens=1, tenant="gold"))
+    nobody = target.request(Job(prompt=(1,), max_tokens=1))
+    assert b"\r\nx-tenant: gold\r\n" in named.partition(b"\r\n\r\n")[0]
+    assert b"x-tenant" not in nobody
+    assert named.partition(b"\r\n\r\n")[2] == nobody.partition(b"\r\n\r\n")[2]
+    assert b"gold" not in Target(url="http://127.0.0.1:1").request(Job(prompt=(1,), max_tokens=1, tenant="gold"))
+
+
+def test_the_command_refuses_tenants_that_no_header_would_name(tmp_path: Path) -> None:
+    path = tmp_path / "w.jsonl"
+    path.write_text("\n".join(Workload("two", 1, (Job(prompt=(1,), max_tokens=1, tenant="gold"),)).lines()))
+    with pytest.raises(SystemExit, match="--tenant-header"):
+        main(["--workload", str(path)])
+
+
 def test_percentiles_interpolate_and_nothing_has_none() -> None:
     assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
     assert percentile([4.0, 1.0, 3.0, 2.0], 100) == 4.0

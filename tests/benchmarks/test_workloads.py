@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import statistics
+from itertools import pairwise
 
 import pytest
-from benchmarks.workloads import FIRST_ID, LAST_ID, MAKERS, Dice, make_workload, read_workload
+from benchmarks.workloads import (
+    FIRST_ID,
+    LAST_ID,
+    MAKERS,
+    Dice,
+    Kind,
+    burst,
+    in_order_of_time,
+    make_workload,
+    poisson,
+    read_workload,
+)
 
 VOCABULARY = 49_152
 
@@ -109,3 +121,37 @@ def test_the_others_have_the_lengths_of_their_name() -> None:
     assert single.num_clients == 1
     assert {job.max_tokens for job in prefill.jobs} == {4}
     assert all(950 <= len(job.prompt) <= 1050 for job in prefill.jobs)
+
+
+KIND = Kind(prompt=(20, 60), output=(40, 80))
+
+
+def test_a_kind_has_lengths_within_its_ranges_and_a_mean_cost() -> None:
+    jobs = list(burst(Dice("kind", 1), KIND, "a", 500))
+    assert {min(len(job.prompt) for job in jobs), max(len(job.prompt) for job in jobs)} == {20, 60}
+    assert {min(job.max_tokens for job in jobs), max(job.max_tokens for job in jobs)} == {40, 80}
+    assert KIND.mean_cost == 40 + 2 * 60
+    mean = statistics.fmean(len(job.prompt) + 2 * job.max_tokens for job in jobs)
+    assert mean == pytest.approx(KIND.mean_cost, rel=0.05)
+    assert {(job.tenant, job.group, job.at_s) for job in jobs} == {("a", "a", 0.0)}
+
+
+def test_poisson_arrivals_have_the_rate_and_the_spread_of_independent_ones() -> None:
+    times = [job.at_s or 0.0 for job in poisson(Dice("arrivals", 1), KIND, "a", per_s=10, seconds=200)]
+    gaps = [b - a for a, b in pairwise(times)]
+    assert times == sorted(times)
+    assert times[0] > 0
+    assert times[-1] < 200
+    assert len(times) == pytest.approx(2000, rel=0.05)
+    assert statistics.stdev(gaps) == pytest.approx(statistics.fmean(gaps), rel=0.08)
+
+
+def test_arrivals_of_several_tenants_are_sent_in_order_of_time_and_can_be_read_back() -> None:
+    streams = [poisson(Dice(name, 3), KIND, name, per_s=5, seconds=4) for name in ("a", "b")]
+    workload = in_order_of_time("two", *streams, burst(Dice("c", 3), KIND, "c", 2))
+    times = [job.at_s or 0.0 for job in workload.jobs]
+    assert times == sorted(times)
+    assert {job.tenant for job in workload.jobs} == {"a", "b", "c"}
+    assert read_workload(workload.lines()) == workload
+    fingerprint_of_lines = hashlib.sha256("\n".join(workload.lines()).encode()).hexdigest()[:16]
+    assert fingerprint_of_lines == "9a2563805093890d"

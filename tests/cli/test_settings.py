@@ -106,6 +106,25 @@ def test_wrong_environment_variable_is_named() -> None:
         config(EVERYSTOP_THREADS="two")
 
 
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ("EVERYSTOP_MAX_NUM_SEQ", "EVERYSTOP_MAX_NUM_SEQS"),
+        ("EVERYSTOP_BLOCKSIZE", "EVERYSTOP_BLOCK_SIZE"),
+        ("EVERYSTOP_ISAS", "EVERYSTOP_ISA"),
+        ("EVERYSTOP_PORTS", "EVERYSTOP_PORT"),
+    ],
+)
+@pytest.mark.parametrize("value", ["32", ""])
+def test_misspelt_environment_variable_is_refused_with_the_closest_name(slip: str, meant: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{slip} is set.* is it {meant}\?"):
+        config(**{slip: value})
+
+
+def test_variables_that_are_no_settings_are_known() -> None:
+    assert config(EVERYSTOP_HOME="/x", EVERYSTOP_ISA="avx2", EVERYSTOPPED="1", PATH="/bin") == Config()
+
+
 def test_help_names_each_default_once() -> None:
     for field in settings.flag_fields():
         text = settings.help_text(field)

@@ -58,6 +58,7 @@ def test_settings_of_the_scheduler_change_the_outcome(simulate: Command) -> None
     plain = simulate()
     for words in (
         ["--policy", "static"],
+        ["--policy", "deadline", "--itl-target-ms", "7"],
         ["--max-num-seqs", "2"],
         ["--max-num-batched-tokens", "64"],
         ["--num-blocks", "6"],

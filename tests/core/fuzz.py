@@ -19,7 +19,7 @@ from everystop.core.step_time import StepTimeModel
 # States in which requests are aborted, with weights that make up for how rare they are.
 ABORT_WEIGHTS = {
     "waiting": 1.5,
-    "forking": 60,
+    "forking": 100,
     "running-prefill": 16,
     "running-decode": 30,
     "preempted": 1000,
@@ -123,6 +123,8 @@ class Episode:
             "ignore_eos": rng.random() < 0.7,
             "eos_token_ids": eos(),
             "priority": rng.randrange(6),
+            "ttft_target_ns": rng.choice([None, None, 4_000_000, 80_000_000]),
+            "itl_target_ns": rng.choice([None, None, 500_000, 3_000_000]),
             "tenant": rng.choice("aabc"),
             "cache_salt": rng.choice(["", "", "", "a"]),
             "logit_bias": rng.choice([(), (), ((3, 1.0),)]),

@@ -16,7 +16,17 @@ from tests.core.harness import STEP_NS, Harness, eos, make_request, make_schedul
 from everystop.core.plan import StepPlan
 
 FOLDER = Path(__file__).parent / "golden"
-POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "fair-prefix", "thrifty")
+POLICIES = (
+    "continuous",
+    "static",
+    "static-padded",
+    "priority",
+    "shortest",
+    "fair",
+    "fair-prefix",
+    "deadline",
+    "thrifty",
+)
 
 
 def run(policy: str, depth: int = 0) -> Harness:
@@ -43,7 +53,7 @@ def run(policy: str, depth: int = 0) -> Harness:
     harness.abort(5)
     harness.abort(1)
     harness.add(make_request(6, 20, max_tokens=8, priority=3, tenant="a"))
-    harness.add(make_request(7, 7, max_tokens=25, priority=1, tenant="c"))
+    harness.add(make_request(7, 7, max_tokens=25, priority=1, tenant="c", ttft_target_ns=4 * STEP_NS))
     for _ in range(8):
         harness.turn()
     harness.runner.fail[7] = "nan_logits"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.core.harness import Harness, make_request, make_scheduler
 
 from everystop.core.events import AdmitEvent, WaitEvent, WaitReason
@@ -132,7 +133,7 @@ def test_those_passed_over_learn_why() -> None:
     add(harness, "limited", 2, num_output=60)  # 0 runs, 1 is over the limit
     add(harness, "a", 6, num_prompt=30, num_output=30)  # 2 and 3 run, 4 waits
     harness.turn()
-    add(harness, "b", 1)  # 8: less served than a from the next step on
+    add(harness, "b", 2)  # 8 is next, as b has been served less than a; both together are more than b's share
     harness.turn()
     harness.turn()
     assert reasons(harness, 1) == [WaitReason.TENANT_LIMIT, WaitReason.TENANT_LIMIT]
@@ -176,3 +177,56 @@ def test_tenants_that_come_once_leave_nothing_behind() -> None:
     harness.run()
     assert len(policy._accounts) < 200
     assert not policy._boarded
+
+
+def num_preempted(harness: Harness) -> int:
+    return sum(len(plan.preempted) for plan in harness.plans)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", ["fair", "fair-prefix"])
+def test_who_runs_nothing_takes_the_place_of_the_last_to_board_of_a_flood(policy: str, depth: int) -> None:
+    harness = Harness(make_scheduler(policy=policy, max_num_seqs=4, num_blocks=200), depth=depth)
+    add(harness, "flood", 8, num_output=60)
+    for _ in range(6):
+        harness.turn()
+    add(harness, "quiet", 1, num_output=5)  # 8
+    first = len(harness.plans)
+    harness.run()
+    assert [plan.preempted for plan in harness.plans if plan.preempted] == [[3]]
+    boarded = next(i for i, plan in enumerate(harness.plans) if 8 in {a.request_id for a in plan.admitted})
+    assert boarded - first <= 2
+
+
+@pytest.mark.parametrize("num_tenants", [2, 3, 8, 20])
+def test_tenants_that_all_want_more_than_their_share_keep_their_places(num_tenants: int) -> None:
+    harness = make_harness(num_slots=8)
+    for i in range(num_tenants):
+        add(harness, f"tenant-{i}", 40, num_output=5 + 7 * i % 40)
+    for _ in range(60):
+        harness.turn()
+    assert len(harness.finished) > 8
+    assert num_preempted(harness) == 0
+
+
+def test_tenants_with_one_request_each_keep_their_places() -> None:
+    harness = make_harness(num_slots=4)
+    for i in range(20):
+        add(harness, f"tenant-{i}", 1, num_output=10)
+    harness.run()
+    assert num_preempted(harness) == 0
+
+
+def test_who_comes_with_more_than_the_share_waits_for_places_to_come_free() -> None:
+    harness = make_harness(num_slots=8)
+    add(harness, "a", 20, num_output=50)
+    for _ in range(10):
+        harness.turn()
+    add(harness, "b", 5, num_output=50)
+    for _ in range(30):
+        harness.turn()
+    assert num_preempted(harness) == 0
+    add(harness, "c", 2, num_output=50)
+    for _ in range(5):
+        harness.turn()
+    assert num_preempted(harness) == 2

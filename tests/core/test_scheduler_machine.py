@@ -42,6 +42,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_own_tokens=st.integers(0, 8),
         n=st.integers(1, 3),
         priority=st.integers(0, 2),
+        ttft_target_ns=st.sampled_from([None, 2_000_000, 60_000_000]),
+        itl_target_ns=st.sampled_from([None, 400_000, 5_000_000]),
         tenant=st.sampled_from("abc"),
         max_tokens=st.none() | st.integers(1, 12),
         min_tokens=st.integers(0, 2),

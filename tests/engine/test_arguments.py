@@ -11,6 +11,7 @@ import pytest
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.engine.arguments import check_ids, check_params
+from everystop.server.protocol import PARAMETER_FIELDS
 
 VOCAB = 100
 
@@ -60,6 +61,27 @@ def test_wrong_fields_are_named(field: str, value: Any) -> None:
         check_params(params, VOCAB)
     assert caught.value.param == field
     assert len(str(caught.value)) < 200
+
+
+def test_ranges_hold_wherever_parameters_come_from() -> None:
+    """`SamplingParams` itself, a call of `LLM`, a request's body: each bound is taken, and nothing beyond it."""
+    for name, (low, high) in SamplingParams.RANGES.items():
+        for bound, beyond in ((low, low - 1), (high, high + 1)):
+            params = SamplingParams(**{"max_tokens": 2**31 - 1, name: bound})
+            check_params(params, VOCAB)
+            with pytest.raises(RequestError, match=rf"^{name} is"):
+                SamplingParams(**{name: beyond})
+            object.__setattr__(params, name, beyond)
+            with pytest.raises(RequestError, match=rf"^{name} is"):
+                check_params(params, VOCAB)
+            reader = PARAMETER_FIELDS.get(name)
+            if reader is not None and (name, bound) not in {
+                ("n", high),
+                ("top_k", low),
+            }:  # the body's own limit, and -1
+                reader(name, bound)
+                with pytest.raises(RequestError, match=rf"^{name} is"):
+                    reader(name, beyond)
 
 
 def test_every_field_is_checked() -> None:

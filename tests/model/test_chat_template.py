@@ -227,7 +227,7 @@ def test_text_parts_are_joined_and_other_shapes_refused(tokenizer: Tokenizer) ->
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert template.render([user(parts)]).text == "one\ntwo"
     assert template.render([user("")]).text == ""
-    assert template.render([user(None, tool_calls=[])]).text == "None"
+    assert template.render([user(None, "assistant", tool_calls=[{}])]).text == ""
     for bad, message in (
         ([{"type": "image_url", "image_url": {}}], r"messages\[0\]\.content\[0\] is of type 'image_url'"),
         ([["nested"]], r"content\[0\]"),

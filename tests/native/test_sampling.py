@@ -44,6 +44,11 @@ def sample(
     )
 
 
+def ids(*tokens: int) -> np.ndarray:
+    """Token ids as the decoder takes them."""
+    return np.array(tokens, dtype=np.int32)
+
+
 def token(*args: Any, **settings: Any) -> int:
     """The sampled token alone."""
     chosen: int = sample(*args, **settings)[0]
@@ -175,7 +180,7 @@ def test_scratch_is_clean_after_penalties() -> None:
 
 def test_logit_bias_and_allowed_ids() -> None:
     assert token([0.0, 1.0, 2.0], temperature=0, logit_bias=[(0, 3.0)]) == 0
-    assert set(tokens_of_seeds(np.arange(70.0), allowed_token_ids=[0, 33, 64], temperature=50.0)) == {0, 33, 64}
+    assert set(tokens_of_seeds(np.arange(70.0), allowed_token_ids=ids(0, 33, 64), temperature=50.0)) == {0, 33, 64}
 
 
 def test_stop_ids_are_masked_until_min_tokens_are_out() -> None:
@@ -191,8 +196,8 @@ def test_rows_that_cannot_be_sampled_fail() -> None:
             logits[position] = bad
             assert token(logits) == FAILED
             assert token(logits, temperature=0) == FAILED
-    assert token([1.0, 2.0], allowed_token_ids=[]) == FAILED
-    assert token([1.0, 2.0], allowed_token_ids=[1], stop_token_ids=[1], min_tokens=1) == FAILED
+    assert token([1.0, 2.0], allowed_token_ids=ids()) == FAILED
+    assert token([1.0, 2.0], allowed_token_ids=ids(1), stop_token_ids=[1], min_tokens=1) == FAILED
 
 
 @pytest.mark.parametrize(
@@ -214,7 +219,7 @@ def test_settings_out_of_range_are_refused(name: str, value: float) -> None:
 
 
 def test_tokens_outside_the_vocabulary_are_refused() -> None:
-    for settings in ({"stop_token_ids": [4]}, {"logit_bias": [(-1, 1.0)]}, {"allowed_token_ids": [4]}):
+    for settings in ({"stop_token_ids": [4]}, {"logit_bias": [(-1, 1.0)]}, {"allowed_token_ids": ids(4)}):
         with pytest.raises(ValueError, match="outside the vocabulary"):
             token([0.0] * 4, **settings)
     with pytest.raises(ValueError, match="outside the vocabulary"):
@@ -230,7 +235,7 @@ def test_equals_the_naive_version_on_random_settings(size: int) -> None:
     for case in range(150):
         logits = np.round(rng.standard_normal(size) * rng.choice([0.5, 3, 10]), int(rng.choice([0, 1, 6])))
         history = rng.integers(0, size, rng.integers(1, 30)).tolist()
-        allowed = rng.choice(size, max(1, size // 2), replace=False).tolist()
+        allowed = ids(*rng.choice(size, max(1, size // 2), replace=False))
         settings = {
             "temperature": float(rng.choice([0.0, 0.3, 1.0, 2.5])),
             "top_k": int(rng.choice([0, 0, 1, 5, 40, 300])),

@@ -275,12 +275,15 @@ def check_batch(model: LoadedModel, reference: Run, prompts: Sequence[Prompt], s
             )
 
 
-def check_small_matrix(folder: str, dtype: str) -> dict[str, Any]:
-    """A smaller matrix in this process's instruction-set path, for a fresh process; returns what it did."""
+def check_small_matrix(folder: str, dtype: str, num_prompts: str = "8", max_tokens: str = "130") -> dict[str, Any]:
+    """A smaller matrix in this process's instruction-set path, for a fresh process; returns what it did.
+
+    `max_tokens` must last until the last prompt has come on board, in chunks of 7 tokens.
+    """
     from everystop import _native
 
     model = load_model(inspect_model(Path(folder)), dtype=dtype, num_threads=1)
-    prompts = make_prompts(LENGTHS[:8], model.spec.vocab_size, max_tokens=130)
+    prompts = make_prompts(LENGTHS[: int(num_prompts)], model.spec.vocab_size, max_tokens=int(max_tokens))
     reference = serve_alone(model, prompts)
     settings = [
         Setting(block_size=block_size, max_num_prefill_tokens=chunk, num_threads=num_threads, prefix_caching=hits)

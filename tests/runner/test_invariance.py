@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.model.builders import write_folder
+from tests.native.avxvnni import Process
 from tests.runner.invariance import (
     BLOCK_SIZES,
     GREEDY,
@@ -206,6 +207,39 @@ def test_each_instruction_set_path(tmp_path: Path, isa: str, dtype: str) -> None
         pytest.skip(process.stderr.strip().splitlines()[-1])
     assert process.returncode == 0, process.stderr
     assert process.stdout.strip() == str({"isa": isa, "cases": 3})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("isa", ["avx2", "portable"])
+def test_the_whole_matrix_on_each_slower_path(isa: str) -> None:
+    """All of this file, but what starts processes or needs the embedded model, in a process of its own."""
+    options = ["-q", "-p", "no:cacheprovider", "--timeout", "300", "-m", "not slow and not model"]
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "-k", "not instruction_set", __file__],
+        env=os.environ | {"EVERYSTOP_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-2000:]
+    assert " passed" in process.stdout
+    assert " skipped" not in process.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_avxvnni_path_on_a_cpu_without_it(tmp_path: Path, dtype: str) -> None:
+    """As `test_each_instruction_set_path`, with the instructions emulated where they must be."""
+    folder = write_folder(tmp_path / "model", random_transformer("qwen3"))
+    code = (
+        "import sys; from tests.runner.invariance import check_small_matrix; print(check_small_matrix(*sys.argv[1:]))"
+    )
+    process = Process(tmp_path, must_trap=dtype == "int8")
+    output = process.run_python("-c", code, str(folder), dtype, "3", "40", timeout_s=550)
+    assert output.strip() == str({"isa": "avxvnni", "cases": 3})
 
 
 @pytest.fixture(scope="module", params=DTYPES)

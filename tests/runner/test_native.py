@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import queue
+import subprocess
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import transformers
+from tests.model.builders import write_folder
 from tests.runner.models import (
     load_transformer,
     make_runner,
@@ -18,13 +24,18 @@ from tests.runner.models import (
     transformer_from_gguf,
 )
 
+from everystop.core.kv_cache import KVCache
 from everystop.core.plan import Admitted, NewBlocks, Row, StepPlan
+from everystop.core.policy import Continuous
 from everystop.core.request import SamplingParams
+from everystop.core.scheduler import Limits, Scheduler
+from everystop.engine.engine import Engine
+from everystop.engine.messages import StepOutput, Submit
 from everystop.model.checkpoint import inspect_model
 from everystop.model.home import Home
 from everystop.model.tokenizer_files import load_tokenizer
 from everystop.model.weights import LoadedModel, load_model
-from everystop.runner.native import NOT_FINITE, NativeRunner, bytes_per_block
+from everystop.runner.native import NOT_FINITE, NOT_TAKEN, NativeRunner, bytes_per_block
 
 GREEDY = SamplingParams(temperature=0.0)
 TEXT = Path(__file__).parent.parent / "data" / "founding_documents.txt"
@@ -301,8 +312,6 @@ def test_a_row_that_is_not_finite_fails_alone(dtype: str) -> None:
         (StepPlan(0, new_blocks=[NewBlocks(1, 0, (-1,))]), "block -1 is outside"),
         (StepPlan(0, new_blocks=[NewBlocks(1, 5, (1,))]), "none can be set from index 5"),
         (StepPlan(0, admitted=[admitted(1, [1], [0])]), "on board already"),
-        (StepPlan(0, admitted=[admitted(3, [150], [0])]), "token 150 of a vocabulary of 150"),
-        (StepPlan(0, admitted=[admitted(3, [-1], [0])]), "token -1"),
         (StepPlan(0, admitted=[admitted(3, [1], [64])]), "block 64"),
         (StepPlan(0, admitted=[admitted(3, [], [0])]), "prompt tokens"),
     ],
@@ -313,6 +322,105 @@ def test_impossible_plans_are_refused_and_the_runner_lives(runner: NativeRunner,
     with pytest.raises(ValueError, match=message):
         runner.execute(plan)
     assert len(runner.execute(StepPlan(1, rows=[Row(1, 0, 3, 0, 2)])).rows[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "params"),
+    [
+        ([*range(1, 40), 150], {}),
+        ([*range(1, 40), -1], {}),
+        (range(1, 41), {"allowed_token_ids": (150,)}),
+        (range(1, 41), {"allowed_token_ids": (2**40,)}),
+        (range(1, 41), {"logit_bias": ((150, 1.0),)}),
+    ],
+)
+def test_a_request_that_cannot_be_taken_fails_alone(
+    runner: NativeRunner, token_ids: Sequence[int], params: dict[str, Any]
+) -> None:
+    """Another that shares its first block in the same step gets what it would get alone."""
+    first, expected = generate(runner, admitted(9, range(1, 40), [2, 3]), 2)
+    other = admitted(1, range(1, 40), [0, 1])
+    bad = admitted(2, token_ids, [0, 4], SamplingParams(**{"temperature": 0.0, "logprobs": 1, **params}))
+    plan = StepPlan(0, rows=[Row(2, 0, 40, 0, 39), Row(1, 32, 7, 0, 6)], admitted=[bad, other], released=[9])
+    result = runner.execute(plan)
+    assert result.rows == [NOT_TAKEN, (first,)]
+    assert result.logprobs == {}
+    # A row that was planned before the failure was known fails too; then the id may be used again.
+    plan = StepPlan(1, rows=[Row(2, 40, 1, 0, 0), Row(1, 39, 1, 0, 0)])
+    assert runner.execute(plan).rows == [NOT_TAKEN, (expected,)]
+    again = admitted(2, range(1, 40), [0, 1])
+    plan = StepPlan(2, rows=[Row(2, 0, 39, 0, 38)], admitted=[again], released=[2, 1])
+    assert runner.execute(plan).rows == [(first,)]
+
+
+def test_choices_share_their_allowed_ids(runner: NativeRunner) -> None:
+    """Converted once for the n choices of a request, which have one tuple; never mixed up with another's."""
+    few, many = SamplingParams(allowed_token_ids=(7,)), SamplingParams(allowed_token_ids=(8, 9))
+    first = runner._allowed_ids(few)
+    assert runner._allowed_ids(replace(few, seed=3)) is first
+    requests = [admitted(i, [1, 2, 3], [i], few if i % 2 else many, choice_index=i) for i in range(6)]
+    rows = runner.execute(StepPlan(0, rows=[Row(i, 0, 3, 0, 2) for i in range(6)], admitted=requests)).rows
+    assert rows[1::2] == [(7,)] * 3
+    assert {row[0] for row in rows[::2]} <= {8, 9}
+
+
+def test_an_engine_outlives_a_request_that_cannot_be_taken() -> None:
+    """Its client gets an error, its blocks come back, and the next request is served."""
+    model = random_model("llama", "float32")
+    kv = KVCache(num_blocks=8, block_size=32, enable_prefix_caching=True)
+    scheduler = Scheduler(Limits(max_num_seqs=4), kv, Continuous())
+    engine = Engine(scheduler, make_runner(model, num_blocks=8, max_num_seqs=4), eos_token_ids=())
+    outputs: queue.SimpleQueue[list[StepOutput]] = queue.SimpleQueue()
+    engine.on_outputs = outputs.put
+    engine.start()
+    try:
+        engine.submit(
+            Submit(engine.allocate_ids(1), (1, 2, 3), SamplingParams(allowed_token_ids=(10**6,), max_tokens=9))
+        )
+        (failed,) = outputs.get(timeout=20)
+        assert failed.finish_reason == "error"
+        assert NOT_TAKEN in str(failed.error)
+        assert kv.pool.num_free == 8
+        engine.submit(Submit(engine.allocate_ids(1), (1, 2, 3), SamplingParams(max_tokens=1)))
+        (served,) = outputs.get(timeout=20)
+        assert (served.finish_reason, len(served.token_ids)) == ("length", 1)
+    finally:
+        engine.stop()
+
+
+OPEN_AT_THE_END = """
+import sys, threading, time
+from pathlib import Path
+from everystop.model.checkpoint import inspect_model
+from everystop.model.weights import load_model
+from everystop.runner.native import NativeRunner
+
+model = load_model(inspect_model(Path(sys.argv[1])), dtype="float32", num_threads=1)
+runner = NativeRunner(
+    model, num_blocks=8, block_size=32, max_num_batched_tokens=64, max_num_seqs=2, num_threads=2
+)
+
+def compute():
+    while True:
+        runner.logits([1] * 64)
+
+if sys.argv[2] == "busy":
+    threading.Thread(target=compute, daemon=True).start()
+    time.sleep(0.1)
+else:
+    runner.logits([1] * 64)
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "busy"])
+def test_a_process_that_ends_with_a_decoder_open_ends_cleanly(tmp_path: Path, state: str) -> None:
+    """A daemon thread that comes back from a step finds no interpreter any more; five times, for it is a race."""
+    folder = write_folder(tmp_path, random_transformer("llama"))
+    command = [sys.executable, "-c", OPEN_AT_THE_END, str(folder), state]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    for _ in range(5 if state == "busy" else 1):
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_weights_of_another_shape_are_refused() -> None:

@@ -118,6 +118,7 @@ class ParrotServer:
         tenants = options.get("tenants")
         self._tenant_names = tuple(tenants.by_name) if tenants is not None else ()
         self._has_priorities = options.pop("has_priorities", False)
+        self._has_targets = options.pop("has_targets", False)
         self._names_tenants = tenants is not None and tenants.user
         self.load_gate = threading.Event()
         self.before_long_encode: Callable[[], None] = lambda: None
@@ -146,6 +147,7 @@ class ParrotServer:
                 VOCAB,
                 self._max_model_len,
                 has_priorities=self._has_priorities,
+                has_targets=self._has_targets,
                 names_tenants=self._names_tenants,
             ),
             encode=self._encode,

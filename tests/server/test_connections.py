@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.server.parrot import ParrotServer, parrot, wait_until
+from tests.server.parrot import ParrotServer, parrot, parse_events, wait_until
 
 from everystop.server import http, listener
 from everystop.server.http import MAX_BODY_BYTES
@@ -175,3 +175,20 @@ def test_as_many_connections_as_the_system_allows(monkeypatch: pytest.MonkeyPatc
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("keep_alive", [b"", b"Connection: keep-alive\r\n"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_http_1_0_gets_no_chunks(server: ParrotServer, stream: bool, keep_alive: bytes) -> None:
+    """A stream's body ends with the connection; a whole answer has its length."""
+    with connect(server) as connection:
+        connection.sendall(request(keep_alive, stream=stream).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    headers = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+    assert b"transfer-encoding" not in headers
+    assert headers[b"connection"] == b"close"
+    if stream:
+        assert [event["choices"][0]["text"] for event in parse_events(body)[:-1]] == ["a", "b", "c", ""]
+    else:
+        assert len(body) == int(headers[b"content-length"])
+        assert json.loads(body)["choices"][0]["text"] == "abc"

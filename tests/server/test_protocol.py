@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.server.parrot import EOS, VOCAB, ParrotServer
 
-from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, PARAMETER_FIELDS
+from everystop.core.errors import RequestError
+from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, MAX_JSON_MARKS, PARAMETER_FIELDS, parse_json
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -149,6 +151,22 @@ def test_numbers_that_json_does_not_know_are_refused(server: ParrotServer, numbe
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"1", b"\xff", b'"a"', b'{"prompt": "a",}', b"[" * 100_000])
 def test_bodies_that_are_no_json_objects_are_refused(server: ParrotServer, body: bytes) -> None:
     assert error_of(server.post(COMPLETIONS, body))["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("junk", [b"[]", b"{}", b"1", b'""', b"[[[]]]"])
+def test_more_values_than_can_be_made_at_once_are_refused_undecoded(
+    junk: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b'{"metadata": [' + b",".join([junk] * (MAX_JSON_MARKS + 1)) + b"]}"
+    monkeypatch.setattr(msgspec.json, "decode", lambda _: pytest.fail("it was decoded"))
+    with pytest.raises(RequestError, match="more than 2,000,000 commas") as caught:
+        parse_json(body)
+    assert caught.value.code == "body_too_complex"
+
+
+def test_a_long_text_is_no_complex_body() -> None:
+    text = "one, [two] {three} and so on " * 100_000
+    assert parse_json(json.dumps({"prompt": text}).encode()) == {"prompt": text}
 
 
 @pytest.mark.parametrize(
@@ -423,6 +441,16 @@ def test_contradictions_are_refused(server: ParrotServer) -> None:
     assert error_of(server.complete("a", min_tokens=5, max_tokens=2))["param"] == "min_tokens"
     assert error_of(server.complete("a", stream_options={"include_usage": True}))["param"] == "stream_options"
     assert server.chat("abc", max_tokens=1, max_completion_tokens=1)[1]["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize("fields", [{"allowed_token_ids": [EOS]}, {"allowed_token_ids": [97], "stop_token_ids": [97]}])
+def test_min_tokens_of_which_none_could_be_chosen_are_refused(server: ParrotServer, fields: dict[str, Any]) -> None:
+    error = error_of(server.complete("a", min_tokens=1, **fields))
+    assert error["param"] == "min_tokens"
+    assert "allowed_token_ids names only tokens that end the answer" in error["message"]
+    assert server.complete("a", min_tokens=0, **fields)[0] == 200
+    more = {**fields, "allowed_token_ids": [98, *fields["allowed_token_ids"]]}
+    assert server.complete("a", min_tokens=1, **more)[0] == 200
 
 
 def test_another_model_is_404(server: ParrotServer) -> None:

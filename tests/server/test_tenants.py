@@ -77,6 +77,23 @@ def test_priority_reaches_the_engine_under_its_policy_only() -> None:
     assert [message.priority for message in seen] == [0]
 
 
+def test_targets_reach_the_engine_under_their_policy_only() -> None:
+    with submitted(has_targets=True) as (server, seen):
+        assert post(server, ttft_target_ms=250, itl_target_ms=12.5) == 200
+        assert post(server, ttft_target_ms=1) == 200
+        assert post(server, itl_target_ms=None) == 200
+        assert post(server, ttft_target_ms=0) == post(server, itl_target_ms="9") == 400
+        assert post(server, ttft_target_ms=3_600_001) == 400
+    targets = [(message.ttft_target_ns, message.itl_target_ns) for message in seen]
+    assert targets == [(250_000_000, 12_500_000), (1_000_000, None), (None, None)]
+    with submitted() as (server, seen):
+        for name in ("ttft_target_ms", "itl_target_ms"):
+            status, body = server.post(COMPLETIONS, {"prompt": "a", name: 50})
+            assert (status, body["error"]["code"], body["error"]["param"]) == (400, "unsupported_field", name)
+            assert "--policy deadline" in body["error"]["message"]
+    assert not seen
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_full_queue_of_a_tenant_is_429_with_the_numbers_and_when_to_come_back(stream: bool) -> None:
     policy = make_policy("fair", shares={"gold": Share(max_running=1, max_queued=2)})

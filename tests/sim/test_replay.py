@@ -17,31 +17,44 @@ from tests.core.harness import Harness, make_request
 from tests.core.hash_model import EOS, HashModelRunner
 
 from everystop.core.errors import RecordError, TenantQueueFull
+from everystop.core.events import ArrivalEvent, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import Share, make_policy
+from everystop.core.policy import Share, Targets, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.request import SamplingParams
 from everystop.core.scheduler import Limits
 from everystop.engine.engine import Engine
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.observe.recorder import CALLS_PER_BATCH, Recorder
-from everystop.sim.replay import replay
+from everystop.sim.replay import recorded_events, replay
 
-POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "fair-prefix", "thrifty")
+POLICIES = (
+    "continuous",
+    "static",
+    "static-padded",
+    "priority",
+    "shortest",
+    "fair",
+    "fair-prefix",
+    "deadline",
+    "thrifty",
+)
 AGEING_NS = 3_000_000
 SHARES = {
     "key-of-ann": Share(0.5, token_rate=3_000.0, kv_share=0.6),
-    "b": Share(2.0, 2, max_queued=3),
+    "b": Share(2.0, 2, max_queued=3, ttft_ns=20_000_000),
     "c": Share(token_rate=400.0, kv_share=0.3),
 }
 QUANTUM = 70
+TARGETS = Targets(9_000_000, 2_000_000)
+TTFT_NS = (None, 3_000_000, 50_000_000)
 SENTINEL = 1_734_261_985
 
 
 def record_workload(path: Path, *, policy: str = "continuous", depth: int = 0, num_requests: int = 40) -> Harness:
     """A small run with every kind of call, recorded; the prompts hold a sentinel token."""
     settings: dict[str, Any] = {"batch_wait_ns": 2_000_000, "ageing_ns": AGEING_NS}
-    settings |= {"shares": SHARES, "quantum": QUANTUM}
+    settings |= {"shares": SHARES, "quantum": QUANTUM, "targets": TARGETS}
     recorder = Recorder(path, policy=policy, **settings)
     kv = KVCache(num_blocks=24, block_size=4, enable_prefix_caching=True)
     limits = Limits(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=80)
@@ -50,7 +63,9 @@ def record_workload(path: Path, *, policy: str = "continuous", depth: int = 0, n
     for i in range(0, num_requests, 4):
         prompt = [SENTINEL] * 9 + [i % 8]
         harness.add_group(i, prompt, 3, max_tokens=20, temperature=1.0, seed=i, stop=("secret",), tenant="key-of-ann")
-        harness.add(make_request(i + 3, 30, max_tokens=8, priority=i % 3, tenant="abc"[i % 3]))
+        harness.add(
+            make_request(i + 3, 30, max_tokens=8, priority=i % 3, tenant="abc"[i % 3], ttft_target_ns=TTFT_NS[i % 3])
+        )
         for _ in range(i % 7):
             harness.turn()
         harness.abort(i + 1)
@@ -69,6 +84,21 @@ def test_record_replays_with_identical_plans(policy: str, depth: int, tmp_path: 
     assert report.num_requests == len(harness.requests)
     assert report.recorded.num_tokens.total() == sum(map(len, harness.received.values()))
     assert report.recorded.finish_ns == {i: event.now_ns for i, event in harness.finished.items()}
+
+
+def test_events_can_be_made_again_from_a_record(tmp_path: Path) -> None:
+    harness = record_workload(tmp_path / "run.gz", policy="fair")
+    events = recorded_events(tmp_path / "run.gz")
+    finished = {event.request_id: event.now_ns for event in events if isinstance(event, FinishEvent)}
+    assert finished == {i: event.now_ns for i, event in harness.finished.items()}
+    steps = [event for event in events if isinstance(event, StepEvent)]
+    assert sum(len(row) for step in steps for row in step.tokens) == sum(map(len, harness.received.values()))
+    tenants = {event.request_id: event.tenant for event in events if isinstance(event, ArrivalEvent)}
+    numbers = {name: str(number) for number, name in enumerate(SHARES)}
+    assert {i: tenants[i] for i, request in harness.requests.items() if request.tenant in numbers} == {
+        i: numbers[request.tenant] for i, request in harness.requests.items() if request.tenant in numbers
+    }
+    assert len(tenants) == len(harness.requests)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -97,7 +127,7 @@ class RecordedEpisode(Episode):
         plain = self.harness.scheduler
         wait_ns = getattr(plain.policy, "batch_wait_ns", 0)
         settings: dict[str, Any] = {"batch_wait_ns": wait_ns, "ageing_ns": AGEING_NS}
-        settings |= {"shares": SHARES, "quantum": QUANTUM}
+        settings |= {"shares": SHARES, "quantum": QUANTUM, "targets": TARGETS}
         self.recorder = Recorder(path, policy=policy, **settings)
         scheduler = RecordingScheduler(plain.limits, plain.kv, make_policy(policy, **settings), self.recorder)
         self.harness = Harness(scheduler, depth=depth, is_checking=False)

@@ -23,7 +23,7 @@ SHAREGPT = "arrival_s,input_tokens,output_tokens\n0.5,2358,531\n1.25,10,2\n"
 TENANT = "req_time_s,client,prompt_tokens,output_tokens\n0.000,ann,13,199\n0.208,bob,36,137\n"
 OWN = """{"arrival_ns": 5, "num_prompt_tokens": 64, "num_output_tokens": 3}
 
-{"arrival_ns": 9, "num_prompt_tokens": 64, "num_output_tokens": 4, "prefix_ids": [1], "prefix_id_tokens": 32, "tenant": "ann"}
+{"arrival_ns": 9, "num_prompt_tokens": 64, "num_output_tokens": 4, "prefix_ids": [1], "prefix_id_tokens": 32, "tenant": "ann", "ttft_target_ms": 250, "itl_target_ms": 12.5}
 """  # noqa: E501
 TEXTS = {"azure": AZURE, "mooncake": MOONCAKE, "sharegpt": SHAREGPT, "tenant": TENANT, "own": OWN}
 LENGTHS = {
@@ -52,6 +52,7 @@ def test_tenants_and_prefixes_are_kept(tmp_path: Path) -> None:
     assert [r.prefix_ids for r in read(tmp_path / "b", MOONCAKE)] == [(4, 5, 6), (4, 9)]
     own = read(tmp_path / "c", OWN)[1]
     assert (own.tenant, own.prefix_ids, own.prefix_id_tokens) == ("ann", (1,), 32)
+    assert (own.ttft_target_ns, own.itl_target_ns) == (250_000_000, 12_500_000)
 
 
 def test_compressed_trace_is_read(tmp_path: Path) -> None:
@@ -121,6 +122,8 @@ def test_trace_without_prefixes_has_no_keys(tmp_path: Path) -> None:
         (OWN + '{"arrival_ns": 1}\n', "trace:4: no num_prompt_tokens and no num_output_tokens"),
         (OWN.replace('"tenant"', '"tenent"'), "trace:3: unknown field 'tenent'"),
         (OWN.replace("32,", "0,"), "trace:3: prefix_id_tokens is 0"),
+        (OWN.replace("250", "true"), "trace:3: ttft_target_ms is True"),
+        (OWN.replace("12.5", "0"), "trace:3: itl_target_ms is 0"),
         (OWN.replace("9,", "9.5,"), "trace:3: 9.5 is not a whole number"),
         (MOONCAKE.replace("[4, 9]", "[4]"), "trace:2: 1 hash_ids of 512 tokens do not cover 600"),
     ],

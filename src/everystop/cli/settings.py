@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,8 @@ from everystop.config import GROUPS, Config, parse_bytes
 from everystop.core.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "EVERYSTOP_"
+OTHER_VARIABLES = ("EVERYSTOP_CONFIG", "EVERYSTOP_HOME", "EVERYSTOP_ISA")
+"""Variables that are no field of `Config`: the file of options, the cache folder, the instruction-set path."""
 EPILOG = (
     "Each option can also be given in the environment (--max-num-seqs as EVERYSTOP_MAX_NUM_SEQS) or as a line of the "
     'TOML file named by --config (max-num-seqs = 32, dtype = "int8"); a flag wins over the environment, and that over '
@@ -107,15 +110,24 @@ def is_set(name: str, value: Any) -> bool:
 
 
 def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The fields set by environment variables; an empty variable counts as not set."""
+    """The fields set by environment variables; an empty variable counts as not set, and an unknown one is refused."""
+    fields = {ENVIRONMENT_PREFIX + field.name.upper(): field for field in all_fields()}
+    refuse_unknown_variables(environment, [*fields, *OTHER_VARIABLES])
     values = {}
-    for field in all_fields():
-        variable = ENVIRONMENT_PREFIX + field.name.upper()
+    for variable, field in fields.items():
         text = environment.get(variable, "")
         if text:
             words = [word.strip() for word in text.split(",")] if isinstance(field.default, tuple) else text
             values[field.name] = convert(field, words, variable)
     return values
+
+
+def refuse_unknown_variables(environment: Mapping[str, str], known: list[str]) -> None:
+    """Raise ConfigError for a variable with our prefix that nothing reads: a slip would go unnoticed."""
+    for variable in sorted(environment):
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
+            [closest] = difflib.get_close_matches(variable, known, n=1, cutoff=0.0)
+            raise ConfigError(f"{variable} is set, but there is no such variable; is it {closest}? Else unset it")
 
 
 def read_file(path: Path) -> dict[str, Any]:

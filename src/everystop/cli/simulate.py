@@ -18,6 +18,8 @@ SETTINGS = {
         "admission",
         "batch_wait_ms",
         "ageing",
+        "ttft_target_ms",
+        "itl_target_ms",
         "max_num_seqs",
         "max_num_batched_tokens",
         "max_num_prefill_tokens",

@@ -47,7 +47,7 @@ class StepBudget:
         self.prefill_tokens = tokens if max_num_prefill_tokens is None else min(tokens, max_num_prefill_tokens)
         self.time = time
         self._block_size = block_size
-        self._may_fragment = self.left_at(0) < 2 * block_size
+        self._may_fragment: bool | None = None
 
     def left_at(self, start: int) -> int:
         """Prefill tokens that are left for a request at position `start`."""
@@ -61,11 +61,13 @@ class StepBudget:
         While others want some it takes at most half of what is left, ending on a block border, so that others can
         match the block. Example, block_size 32, 200 left, 500 remaining: alone 200; contended, from position 0, half
         is 100, cut to 96. The next one finds 104 left and gets 32, and a fragment under a block goes to nobody yet,
-        unless the whole budget is that small.
+        unless the first to be asked for finds less than two blocks: then a half is a half, whatever it ends on.
         """
         if remaining == 1:
             return min(1, self.tokens)
         left = self.left_at(start)
+        if self._may_fragment is None:
+            self._may_fragment = left < 2 * self._block_size
         if not contended:
             return min(remaining, left)
         half, block_size = (left + 1) // 2, self._block_size
@@ -74,9 +76,9 @@ class StepBudget:
         to_border = (start + half) // block_size * block_size - start
         if to_border > 0:
             return to_border
-        if left >= block_size:
-            return min(remaining, block_size - start % block_size)
-        return half if self._may_fragment else 0
+        if self._may_fragment:
+            return half
+        return min(remaining, block_size - start % block_size) if left >= block_size else 0
 
     def spend(self, start: int, num_tokens: int, *, is_prefill: bool) -> None:
         """A row of that many tokens from position `start` on is in the plan; `is_prefill` if its request had more than

@@ -26,6 +26,7 @@ class WaitReason(StrEnum):
     PREEMPTED = "preempted"
     TENANT_LIMIT = "tenant_limit"
     OVER_SHARE = "over_share"
+    LATE = "late"
     FORK = "fork"
     BEHIND = "behind"
 
@@ -97,7 +98,7 @@ class WaitEvent(NamedTuple):
     what the running are expected to grow by; `behind` is the id of the one ahead.
 
     The head of the queue gets its own reason, and so do those that the policy passes over for its sake
-    (`tenant_limit`, `over_share`); the event with reason `behind` and request_id -1 stands for all others.
+    (`tenant_limit`, `over_share`, `late`); the event with reason `behind` and request_id -1 stands for all others.
     """
 
     now_ns: int

@@ -14,6 +14,9 @@ from everystop.core.request import Request
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 
+RECORD_VERSION = 1
+"""Of the calls below as a record writes them; one that a replay would misread gets the next number."""
+
 
 class Listener(Protocol):
     """Hears of each call once it has been carried out; must neither raise nor keep the caller waiting."""

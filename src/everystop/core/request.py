@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
-from math import inf
+from typing import ClassVar
 
 from everystop.core.errors import RequestError
+
+MAX_INTEGER = 2**31 - 1
 
 
 class RequestState(StrEnum):
@@ -58,20 +60,32 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
 
+    # What every way in takes: bounds that are whole numbers ask for whole numbers.
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "max_tokens": (1, MAX_INTEGER),
+        "min_tokens": (0, MAX_INTEGER),
+        "temperature": (0.0, 100.0),
+        "top_p": (0.0, 1.0),
+        "top_k": (0, MAX_INTEGER),
+        "min_p": (0.0, 1.0),
+        "repetition_penalty": (0.01, 100.0),
+        "presence_penalty": (-2.0, 2.0),
+        "frequency_penalty": (-2.0, 2.0),
+        "seed": (-(2**63), 2**64 - 1),
+        "n": (1, 1024),
+        "logprobs": (0, 20),
+    }
+    MAX_BIAS: ClassVar[float] = 100.0
+    OPTIONAL: ClassVar[tuple[str, ...]] = ("max_tokens", "seed", "logprobs")
+
     def __post_init__(self) -> None:
-        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
-        _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
-        _require(0.0 <= self.temperature < inf, "temperature", self.temperature, "a finite number from 0")
-        _require(0.0 <= self.top_p <= 1.0, "top_p", self.top_p, "from 0 to 1")
-        _require(self.top_k >= 0, "top_k", self.top_k, "at least 0 (0 for all)")
-        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1")
-        _require(0.0 < self.repetition_penalty < inf, "repetition_penalty", self.repetition_penalty, "above 0")
-        _require(abs(self.presence_penalty) <= 2.0, "presence_penalty", self.presence_penalty, "from -2 to 2")
-        _require(abs(self.frequency_penalty) <= 2.0, "frequency_penalty", self.frequency_penalty, "from -2 to 2")
-        _require(self.n >= 1, "n", self.n, "at least 1")
+        for name, (low, high) in self.RANGES.items():
+            value = getattr(self, name)
+            if value is not None or name not in self.OPTIONAL:
+                _require(low <= value <= high, name, value, f"from {low} to {high}")
         _require(all(self.stop), "stop", self.stop, "strings that are not empty")
-        _require(self.logprobs is None or self.logprobs >= 0, "logprobs", self.logprobs, "at least 0")
-        _require(all(abs(b) < inf for _, b in self.logit_bias), "logit_bias", self.logit_bias, "finite numbers")
+        biases = [bias for _, bias in self.logit_bias]
+        _require(all(abs(bias) <= self.MAX_BIAS for bias in biases), "logit_bias", biases, f"up to ±{self.MAX_BIAS:g}")
 
 
 def _require(holds: bool, name: str, value: object, must: str) -> None:
@@ -99,6 +113,8 @@ class Request:
     choice_index: int = 0
     tenant: str = ""
     priority: int = 0
+    ttft_target_ns: int | None = None
+    itl_target_ns: int | None = None
     cache_salt: str = ""
     adapter: str = ""
     block_keys: list[bytes] = field(default_factory=list)

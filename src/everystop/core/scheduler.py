@@ -9,6 +9,7 @@ catch up, a prefill chunk many.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from everystop.core.admission import Admission
@@ -70,12 +71,13 @@ def _num_recomputed(chunk: _Chunk) -> int:
 
 @dataclass(slots=True)
 class _Draft:
-    """A step being planned: who gets a row, before the rows are written."""
+    """A step being planned: who gets a row, before the rows are written; `guest` boards first, in somebody's place."""
 
     plan: StepPlan
     now_ns: int
     budget: StepBudget
     decoders: list[Request]
+    guest: Request | None
     chunks: list[_Chunk] = field(default_factory=list)
 
     def strike(self, request_ids: set[int]) -> None:
@@ -107,6 +109,9 @@ class Scheduler:
         self.requests: dict[int, Request] = {}
         self.view = View(
             max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_prefill_tokens=limits.max_num_prefill_tokens,
+            target_itl_ns=limits.target_itl_ns,
             step_times=step_times,
             num_blocks=kv.pool.num_blocks,
             block_size=kv.block_size,
@@ -225,10 +230,11 @@ class Scheduler:
         plan = StepPlan(step_id=self._next_step_id)
         self._next_step_id += 1
         plan.released, self._released = self._released, []
-        draft, prefilling = self._deal_decodes(plan, now_ns)
+        guest = self._make_room(plan, now_ns)
+        draft, prefilling = self._deal_decodes(plan, guest, now_ns)
         self._deal_chunks(draft, prefilling)
         self._take_blocks(draft)
-        if plan.preempted:
+        if len(plan.preempted) > (guest is not None):
             self._note_wait(-1, WaitReason.AFTER_PREEMPT, now_ns)
         else:
             self._admit(draft)
@@ -240,7 +246,31 @@ class Scheduler:
             self.batch.outstanding.append(Outstanding(plan, now_ns, riders, [], *promise, num_recomputed))
         return plan
 
-    def _deal_decodes(self, plan: StepPlan, now_ns: int) -> tuple[_Draft, list[Request]]:
+    def _make_room(self, plan: StepPlan, now_ns: int) -> Request | None:
+        """Where all slots are taken, a policy that displaces may give the tail's to a guest, who boards in this very
+        step and is returned.
+        """
+        if not self.policy.may_displace or self.batch.free_slots or not self.num_waiting or not self.batch.running:
+            return None
+        guest = self.policy.claimant(self._look(now_ns))
+        return guest if guest is not None and self._displace_tail(guest, plan, now_ns) else None
+
+    def _displace_tail(self, picked: Request, plan: StepPlan, now_ns: int, chunks: Iterable[_Chunk] = ()) -> bool:
+        """The last in keep order loses its place, if the policy would rather have `picked` on board. Who has lost his
+        too often already keeps it, but takes nobody else's for that.
+        """
+        view, keep_key = self._look(now_ns), self.policy.keep_key
+        tail = max(self.batch.running.values(), key=lambda r: self._keep_key(r, view))
+        # A guest boards at once; who is short of blocks boards a step later, after one that is at the front by then.
+        is_protected = tail.num_preemptions + bool(self.batch.free_slots) >= self.limits.max_preemptions
+        if is_protected or not keep_key(picked, view) < keep_key(tail, view):
+            return False
+        if not self.policy.displaces(picked, tail, view):
+            return False
+        self._preempt(tail, plan, now_ns, chunks)
+        return True
+
+    def _deal_decodes(self, plan: StepPlan, guest: Request | None, now_ns: int) -> tuple[_Draft, list[Request]]:
         """One token to each running request with one to compute; those with more follow, in keep order."""
         limits, batch = self.limits, self.batch
         decoders, prefilling = self._catching_up()
@@ -255,7 +285,7 @@ class Scheduler:
         num_left = max(min(num_left, 1), num_left - batch.num_padded)
         time = self._time_budget(decoders, now_ns)
         budget = StepBudget(num_left, limits.max_num_prefill_tokens, self.kv.block_size, time)
-        return _Draft(plan, now_ns, budget, decoders), prefilling
+        return _Draft(plan, now_ns, budget, decoders, guest), prefilling
 
     def _time_budget(self, decoders: list[Request], now_ns: int) -> TimeBudget | None:
         """What the targets on a step's time leave to prompts; None where there is none: a gap between tokens concerns
@@ -357,7 +387,7 @@ class Scheduler:
                     stalled.append(request.request_id)
                     break
                 victim = order.pop() if order else request
-                promised += self._preempt(victim, draft)
+                promised += self._preempt(victim, draft.plan, draft.now_ns, draft.chunks)
                 if victim is request:
                     break
         draft.strike({*draft.plan.preempted, *stalled})
@@ -371,10 +401,11 @@ class Scheduler:
             plan.new_blocks.append(NewBlocks(request.request_id, index, tuple(new)))
         return True
 
-    def _preempt(self, victim: Request, draft: _Draft) -> int:
-        """Take slot and blocks away; returns how many of the blocks come back only when an outstanding plan does."""
-        plan = draft.plan
-        for chunk in draft.chunks:
+    def _preempt(self, victim: Request, plan: StepPlan, now_ns: int, chunks: Iterable[_Chunk] = ()) -> int:
+        """Take slot and blocks away; `chunks` are those dealt so far. Returns how many of the blocks come back only
+        when an outstanding plan does.
+        """
+        for chunk in chunks:
             if chunk.request is victim:
                 self.kv.withdraw(victim, chunk.start)
         num_lost, slot = victim.num_scheduled_through, victim.slot
@@ -387,9 +418,9 @@ class Scheduler:
         self.num_preemptions += 1
         plan.preempted.append(victim.request_id)
         plan.new_blocks[:] = [new for new in plan.new_blocks if new.request_id != victim.request_id]
-        self._events.append(PreemptEvent(draft.now_ns, plan.step_id, victim.request_id, slot, num_lost))
-        self._unpark(victim, draft.now_ns)
-        self._start_waiting(victim, draft.now_ns)
+        self._events.append(PreemptEvent(now_ns, plan.step_id, victim.request_id, slot, num_lost))
+        self._unpark(victim, now_ns)
+        self._start_waiting(victim, now_ns)
         return num_deferred
 
     def _drop_padding(self) -> bool:
@@ -441,15 +472,17 @@ class Scheduler:
     def _expected_shortfall(self, picked: Request, shared: list[int], draft: _Draft) -> tuple[int, int] | None:
         """(need, have) in blocks if the picked request should wait although there are blocks for what it is now.
 
-        Never for one before whom all others make way; where the policy displaces, those who make way do not count.
+        Never for one before whom all others make way, nor for a guest, for whom somebody has; where the policy
+        displaces, those who would make way do not count.
         """
-        if self.admission is None or self._is_front(picked):
+        is_guest = bool(draft.plan.preempted) and not draft.plan.admitted
+        if self.admission is None or self._is_front(picked) or is_guest:
             return None
         others = list(self.batch.running.values())
         if self.policy.may_displace and others:
             view = self._look(draft.now_ns)
-            key = self._keep_key(picked, view)
-            others = [request for request in others if self._keep_key(request, view) < key]
+            key, policy = self._keep_key(picked, view), self.policy
+            others = [r for r in others if self._keep_key(r, view) < key or not policy.displaces(picked, r, view)]
         return self.admission.shortfall(picked, shared, others, self.batch)
 
     def _deal_leftover(self, draft: _Draft) -> None:
@@ -465,7 +498,12 @@ class Scheduler:
             self.kv.publish(last.request, end + extra)
 
     def _pick(self, draft: _Draft) -> Request | None:
-        """Whom the policy lets board next; None, and a note of why, if nobody."""
+        """Whom the policy lets board next; None, and a note of why, if nobody. Who lost his place in this step does not
+        come back in it.
+        """
+        if draft.guest is not None:
+            guest, draft.guest = draft.guest, None
+            return guest
         view = self._look(draft.now_ns)
         front = self._front.head()
         picked = front if front is not None and self.policy.may_return(front, view) else self.policy.pick(view)
@@ -485,6 +523,9 @@ class Scheduler:
             return None
         if self.requests.get(picked.request_id) is not picked or picked.request_id in self.batch.running:
             raise PolicyError(f"{type(self.policy).__name__} picked request {picked.request_id}, which does not wait")
+        if picked.request_id in draft.plan.preempted:
+            self._note_wait(-1, WaitReason.AFTER_PREEMPT, draft.now_ns)
+            return None
         return picked
 
     def _refuse_boarding(
@@ -492,18 +533,13 @@ class Scheduler:
     ) -> None:
         """Note why the picked request stays behind; a policy that displaces costs the tail its place, for the next
         step. Not in a step that has admitted someone, who may have matched the blocks that the tail was to fill in it.
-        Nor where that would move the tail to the front, before the one for whom it makes way.
         """
         self._note_wait(picked.request_id, reason, draft.now_ns, need, have)
-        running = self.batch.running
-        if not self.policy.may_displace or not running or draft.plan.admitted:
+        if not self.policy.may_displace or not self.batch.running or draft.plan.admitted:
             return
-        view = self._look(draft.now_ns)
-        tail = max(running.values(), key=lambda r: self._keep_key(r, view))
-        would_be_front = tail.num_preemptions + 1 >= self.limits.max_preemptions
-        if not would_be_front and self._keep_key(picked, view) < self._keep_key(tail, view):
-            self._preempt(tail, draft)
-            draft.strike({tail.request_id})
+        num_before = len(draft.plan.preempted)
+        if reason is WaitReason.NO_BLOCKS and self._displace_tail(picked, draft.plan, draft.now_ns, draft.chunks):
+            draft.strike(set(draft.plan.preempted[num_before:]))
 
     def _fork_source(self, request: Request, draft: _Draft) -> tuple[Request | None, bool]:
         """A running sibling whose prompt is computed; or (None, True) after parking the request behind one that is at

@@ -1,6 +1,6 @@
 """Checks what a Python caller hands to `LLM`: a slip in one call is named, and never reaches the engine's thread.
 
-The ranges are those of the HTTP API.
+The ranges are those of `SamplingParams`, as in the HTTP API.
 """
 
 from __future__ import annotations
@@ -11,26 +11,6 @@ from typing import Any
 
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
-
-MAX_INTEGER = 2**31 - 1
-MAX_LOGPROBS = 20
-MAX_BIAS = 100.0
-_INTEGERS = {
-    "max_tokens": (1, MAX_INTEGER),
-    "min_tokens": (0, MAX_INTEGER),
-    "top_k": (0, MAX_INTEGER),
-    "n": (1, 1024),
-    "logprobs": (0, MAX_LOGPROBS),
-    "seed": (-(2**63), 2**64 - 1),
-}
-_NUMBERS = {
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.01, 100.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-}
 
 
 def check_ids(name: str, ids: Iterable[Any], num_valid_tokens: int) -> tuple[int, ...]:
@@ -51,14 +31,13 @@ def check_params(params: Any, num_valid_tokens: int) -> None:
     """Raise RequestError for a field of the wrong type or out of range."""
     if not isinstance(params, SamplingParams):
         raise _wrong("params", params, "SamplingParams, or a list of them")
-    for name, (low, high) in _INTEGERS.items():
+    for name, (low, high) in SamplingParams.RANGES.items():
         value = getattr(params, name)
-        if value is not None and not (type(value) is int and low <= value <= high):
-            raise _wrong(name, value, f"a whole number from {low} to {high}")
-    for name, (least, most) in _NUMBERS.items():
-        value = getattr(params, name)
-        if type(value) not in (int, float) or not least <= value <= most:
-            raise _wrong(name, value, f"a number from {least:g} to {most:g}")
+        if value is None and name in SamplingParams.OPTIONAL:
+            continue
+        kinds, kind = ((int,), "a whole number") if type(low) is int else ((int, float), "a number")
+        if type(value) not in kinds or not low <= value <= high:
+            raise _wrong(name, value, f"{kind} from {low} to {high}")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise _wrong("min_tokens", params.min_tokens, f"at most max_tokens, which is {params.max_tokens}")
     if type(params.ignore_eos) is not bool:
@@ -70,7 +49,9 @@ def _check_lists(params: SamplingParams, num_valid_tokens: int) -> None:
     if not _is_list(params.stop) or not all(type(stop) is str for stop in params.stop):
         raise _wrong("stop", params.stop, "a tuple of strings")
     if not _is_list(params.logit_bias) or not all(map(_is_bias, params.logit_bias)):
-        raise _wrong("logit_bias", params.logit_bias, f"pairs of a token id and a number up to ±{MAX_BIAS:g}")
+        raise _wrong(
+            "logit_bias", params.logit_bias, f"pairs of a token id and a number up to ±{SamplingParams.MAX_BIAS:g}"
+        )
     check_ids("logit_bias", [token for token, _ in params.logit_bias], num_valid_tokens)
     check_ids("stop_token_ids", params.stop_token_ids, num_valid_tokens)
     if params.allowed_token_ids is not None and not check_ids(
@@ -84,7 +65,9 @@ def _is_list(value: Any) -> bool:
 
 
 def _is_bias(pair: Any) -> bool:
-    return _is_list(pair) and len(pair) == 2 and type(pair[1]) in (int, float) and abs(pair[1]) <= MAX_BIAS
+    return (
+        _is_list(pair) and len(pair) == 2 and type(pair[1]) in (int, float) and abs(pair[1]) <= SamplingParams.MAX_BIAS
+    )
 
 
 def _wrong(name: str, value: Any, must: str) -> RequestError:

@@ -176,8 +176,11 @@ class Engine:
                 tenant=message.tenant,
                 priority=message.priority,
                 cache_salt=message.cache_salt,
+                ttft_target_ns=message.ttft_target_ns,
+                itl_target_ns=message.itl_target_ns,
             )
             try:
+                _check_some_token_may_begin(request)
                 self._scheduler.add(request, now_ns)
             except RequestError as error:
                 self._refused.append(_refusal(request.request_id, error))
@@ -217,6 +220,17 @@ class Engine:
             callback(argument)
         except Exception:
             log.exception("a callback of the engine failed")
+
+
+def _check_some_token_may_begin(request: Request) -> None:
+    """Raise RequestError where `min_tokens` masks every token that the request allows."""
+    params = request.params
+    if params.min_tokens > 0 and params.allowed_token_ids and request.stop_ids.issuperset(params.allowed_token_ids):
+        raise RequestError(
+            f"min_tokens is {params.min_tokens}, but allowed_token_ids names only tokens that end the answer, and none "
+            "of them may be the first; allow another token, or set min_tokens to 0",
+            param="min_tokens",
+        )
 
 
 def _refusal(request_id: int, error: RequestError) -> StepOutput:

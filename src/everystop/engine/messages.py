@@ -17,6 +17,8 @@ class Submit(NamedTuple):
     tenant: str = ""
     priority: int = 0
     cache_salt: str = ""
+    ttft_target_ns: int | None = None
+    itl_target_ns: int | None = None
 
 
 class Abort(NamedTuple):

@@ -21,13 +21,12 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from everystop.core.errors import ChatTemplateError, ChatTemplateMissing, ConfigError, RequestError, UnsupportedModel
+from everystop.core.errors import ChatTemplateError, ChatTemplateMissing, ConfigError, UnsupportedModel
 from everystop.model.checkpoint import Checkpoint
 from everystop.model.from_gguf import GgufCheckpoint
 from everystop.model.from_safetensors import read_json_object
+from everystop.model.messages import ROLES, read_messages
 from everystop.model.tokenizer import RenderedPrompt, Tokenizer
-
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 # Non-characters: Unicode keeps them for a program's own use, so texts hold them by malice only.
 _GUARDS = [chr(code) for code in (*range(0xFDD0, 0xFDF0), *range(0xF0000, 0xFFFFE))]
@@ -63,10 +62,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
-        """The prompt for `messages`; text parts of a message are joined by newlines.
+        """The prompt for `messages`, read as `read_messages` says.
 
         Raises ChatTemplateMissing, ChatTemplateError with the template's own words where it refuses or fails, and
-        RequestError for roles and parts that are not known.
+        RequestError for messages that cannot be read.
         """
         if self._template is None:
             raise ChatTemplateMissing(
@@ -74,7 +73,7 @@ class ChatTemplate:
                 param="messages",
                 code="chat_template_missing",
             )
-        plain = [_checked_message(message, index) for index, message in enumerate(messages)]
+        plain = read_messages(messages)
         guard = _free_guard((plain, tools, variables))
         values = {
             "bos_token": self._bos_token,
@@ -127,29 +126,6 @@ def _folder_template(folder: Path) -> tuple[str | None, str]:
         if isinstance(source, str):
             return source, str(path)
     return None, str(folder)
-
-
-def _checked_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    role = message.get("role")
-    if role not in ROLES:
-        raise RequestError(
-            f"messages[{index}].role is {str(role)[:40]!r}; expected one of {', '.join(ROLES)}", param="messages"
-        )
-    content = message.get("content")
-    if isinstance(content, str) or content is None:
-        return dict(message)
-    if not isinstance(content, Sequence):
-        raise RequestError(f"messages[{index}].content must be a string or a list of text parts", param="messages")
-    texts = [_part_text(part, f"messages[{index}].content[{number}]") for number, part in enumerate(content)]
-    return {**message, "content": "\n".join(texts)}
-
-
-def _part_text(part: Any, where: str) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind != "text" or not isinstance(part.get("text"), str):
-        raise RequestError(f"{where} is of type {str(kind)[:40]!r}; only text parts are served", param="messages")
-    text: str = part["text"]
-    return text
 
 
 class _Guarding:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from everystop.core.errors import ModelFileDamaged
+from everystop.core.request import SamplingParams
 from everystop.model.checkpoint import Checkpoint
 from everystop.model.from_gguf import GgufCheckpoint
 from everystop.model.from_safetensors import read_json_object
@@ -16,14 +17,6 @@ _GGUF_KEYS = {
     "top_k": "top_k",
     "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
-}
-_RANGES = {
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "top_k": (0, 1 << 31),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.01, 100.0),
-    "max_tokens": (1, 1 << 31),
 }
 
 
@@ -63,8 +56,8 @@ def load_generation_defaults(checkpoint: Checkpoint, mode: str = "auto") -> Gene
 def _checked(found: dict[str, Any], source: str) -> GenerationDefaults:
     present = {name: value for name, value in found.items() if value is not None}
     for name, value in present.items():
-        low, high = _RANGES[name]
-        wanted = int if name in ("top_k", "max_tokens") else (int, float)
+        low, high = SamplingParams.RANGES[name]
+        wanted = int if isinstance(low, int) else (int, float)
         if isinstance(value, bool) or not isinstance(value, wanted) or not low <= value <= high:
             raise ModelFileDamaged(
                 f"{source}: {name} is {str(value)[:40]}, out of range; correct it, or use --generation-config none"

@@ -3,9 +3,10 @@
 A record is gzip-compressed JSON, one array or object a line:
 
     {"everystop_record": 1, "limits": {...}, "kv": {...}, "step_times": {...}, "policy": "continuous",
-     "batch_wait_ns": 0, "ageing_ns": 0, "quantum": 0, "shares": [[the fields of a tenant's Share], ...]}
+     "batch_wait_ns": 0, "ageing_ns": 0, "quantum": 0, "shares": [[the fields of a tenant's Share], ...],
+     "targets": [ttft_ns, itl_ns]}
     ["add", now_ns, request_id, group_id, choice_index, num_prompt_tokens, max_tokens, min_tokens, n, num_stop_ids,
-            tenant, priority]
+            tenant, priority, and if it has targets of its own: ttft_target_ns, itl_target_ns]
     ["refuse", ... the same ...]
     ["abort", now_ns, request_id]
     ["schedule", now_ns, num_rows, num_tokens, fingerprint of the plan]
@@ -27,17 +28,17 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from everystop.core.plan import StepPlan, StepResult
+from everystop.core.recording import RECORD_VERSION
 from everystop.core.request import Request
 
 log = logging.getLogger("everystop.recorder")
 
-RECORD_VERSION = 1
 CALLS_PER_BATCH = 256
 KEY_DIGITS = 32
 
@@ -58,6 +59,7 @@ class Recorder:
         ageing_ns: int = 0,
         shares: Mapping[str, tuple[Any, ...]] | None = None,
         quantum: int = 0,
+        targets: Sequence[int | None] = (),
     ) -> None:
         self._file = gzip.open(path, "wt", compresslevel=4, encoding="ascii")  # noqa: SIM115 (closed by the thread)
         self._path = path
@@ -69,6 +71,7 @@ class Recorder:
             "ageing_ns": ageing_ns,
             "quantum": quantum,
             "shares": [list(share) for share in shares.values()],
+            "targets": list(targets),
         }
         self._calls: list[tuple[Any, ...]] = []
         self._batches: SimpleQueue[list[tuple[Any, ...]] | None] = SimpleQueue()
@@ -169,6 +172,7 @@ class _Formatter:
         if kind == "add":
             self._requests[request.request_id] = request
         params = request.params
+        targets = [request.ttft_target_ns, request.itl_target_ns]
         return [
             kind,
             now_ns,
@@ -182,6 +186,7 @@ class _Formatter:
             len(request.stop_ids),
             self._tenants.setdefault(request.tenant, len(self._tenants)),
             request.priority,
+            *(targets if targets != [None, None] else ()),
         ]
 
     def _update(self, now_ns: int, plan: StepPlan, result: StepResult) -> list[Any]:

@@ -6,6 +6,7 @@ by request id.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,15 @@ from everystop.core.request import SamplingParams
 from everystop.model.spec import DecoderSpec, Float32Array, rope_frequencies
 from everystop.model.weights import LoadedModel
 
+log = logging.getLogger("everystop.runner")
+
 NOT_FINITE = "logits_not_finite"
 """The failure code of a row whose logits hold a NaN or an infinity, or whose tokens are all masked."""
 
+NOT_TAKEN = "request_not_taken"
+"""The failure code of every row of a request that the decoder did not take as it is; the log says why."""
+
+GREEDY = SamplingParams(temperature=0.0)
 _NO_TOKENS: tuple[int, ...] = ()
 _NO_COPIES = np.empty((0, 2), dtype=np.int32)
 _PROBE_ID = -1  # never a scheduler's id
@@ -100,6 +107,9 @@ class NativeRunner:
         self._decoder: Any = _native.Decoder(config, model.weights)
         self._on_board: set[int] = set()
         self._wants_logprobs: set[int] = set()
+        self._not_taken: set[int] = set()
+        self._vocab_size = spec.vocab_size
+        self._allowed: tuple[tuple[int, ...], npt.NDArray[np.int32]] | None = None
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step: bookkeeping, block copies, forward pass and sampling."""
@@ -112,6 +122,11 @@ class NativeRunner:
         rows: list[tuple[int, ...] | str] = [
             (token,) if token >= 0 else _NO_TOKENS if token == -1 else NOT_FINITE for token in tokens
         ]
+        if self._not_taken:
+            rows = [
+                NOT_TAKEN if row.request_id in self._not_taken else out
+                for row, out in zip(plan.rows, rows, strict=True)
+            ]
         result = StepResult(rows=rows)
         if self._wants_logprobs:
             self._collect_logprobs(plan, tokens, result)
@@ -128,20 +143,48 @@ class NativeRunner:
             self._decoder.release(request_id)
             self._on_board.discard(request_id)
             self._wants_logprobs.discard(request_id)
+            self._not_taken.discard(request_id)
         for admitted in plan.admitted:
             self._admit(admitted)
         for new in plan.new_blocks:
             self._decoder.set_blocks(new.request_id, new.first_index, new.block_ids)
 
     def _admit(self, admitted: Admitted) -> None:
+        """Take a request on board; one whose settings or token ids cannot be taken fails by itself.
+
+        Its positions are computed all the same, from what can be taken of it: others may have matched its blocks in
+        this very step. Raises only where the plan itself is impossible.
+        """
         request_id, params = admitted.request_id, admitted.params
-        settings = sampling_settings(params, admitted.choice_index, admitted.stop_token_ids, self.num_valid_tokens)
-        token_ids = np.array(admitted.token_ids, dtype=np.int32)
+        try:
+            stop_ids, allowed = admitted.stop_token_ids, self._allowed_ids(params)
+            settings = sampling_settings(params, admitted.choice_index, stop_ids, self.num_valid_tokens, allowed)
+            self._take(admitted, np.array(admitted.token_ids, dtype=np.int32), settings)
+        except Exception:
+            if request_id in self._on_board:
+                raise
+            ids = np.array(admitted.token_ids, dtype=np.int64)
+            known_ids = np.where((ids >= 0) & (ids < self._vocab_size), ids, 0).astype(np.int32)
+            self._take(admitted, known_ids, sampling_settings(GREEDY, 0, (), self.num_valid_tokens))
+            self._not_taken.add(request_id)
+            log.exception("request %d fails: it cannot be taken as it is", request_id)
+        else:
+            if params.logprobs is not None:
+                self._wants_logprobs.add(request_id)
+
+    def _take(self, admitted: Admitted, token_ids: npt.NDArray[np.int32], settings: dict[str, Any]) -> None:
         table = np.array(admitted.block_table, dtype=np.int32)
-        self._decoder.admit(request_id, token_ids, admitted.num_prompt_tokens, settings, table)
-        self._on_board.add(request_id)
-        if params.logprobs is not None:
-            self._wants_logprobs.add(request_id)
+        self._decoder.admit(admitted.request_id, token_ids, admitted.num_prompt_tokens, settings, table)
+        self._on_board.add(admitted.request_id)
+
+    def _allowed_ids(self, params: SamplingParams) -> npt.NDArray[np.int32] | None:
+        """`allowed_token_ids` as an array, which the n choices of a request share."""
+        ids = params.allowed_token_ids
+        if ids is None:
+            return None
+        if self._allowed is None or self._allowed[0] is not ids:
+            self._allowed = ids, np.array(ids, dtype=np.int32)
+        return self._allowed[1]
 
     def _collect_logprobs(self, plan: StepPlan, tokens: list[int], result: StepResult) -> None:
         num_kept = len(plan.rows) - plan.num_padded_rows
@@ -181,7 +224,7 @@ class NativeRunner:
         num_needed = -(-num_tokens // self._block_size)
         if num_needed > self._num_blocks:
             raise ValueError(f"{num_tokens:,} tokens need {num_needed:,} blocks; the cache has {self._num_blocks:,}")
-        settings = sampling_settings(SamplingParams(temperature=0.0), 0, (), self.num_valid_tokens)
+        settings = sampling_settings(GREEDY, 0, (), self.num_valid_tokens)
         ids = np.array(token_ids, dtype=np.int32)
         self._decoder.admit(_PROBE_ID, ids, num_tokens, settings, np.arange(num_needed, dtype=np.int32))
         try:
@@ -193,7 +236,11 @@ class NativeRunner:
 
 
 def sampling_settings(
-    params: SamplingParams, choice_index: int, stop_token_ids: Sequence[int], num_valid_tokens: int
+    params: SamplingParams,
+    choice_index: int,
+    stop_token_ids: Sequence[int],
+    num_valid_tokens: int,
+    allowed_token_ids: npt.NDArray[np.int32] | None = None,
 ) -> dict[str, Any]:
     """`params` in the native module's words; stop ids that can never be sampled are left out."""
     return {
@@ -210,5 +257,5 @@ def sampling_settings(
         "num_logprobs": -1 if params.logprobs is None else params.logprobs,
         "stop_token_ids": [i for i in stop_token_ids if i < num_valid_tokens],
         "logit_bias": list(params.logit_bias),
-        "allowed_token_ids": None if params.allowed_token_ids is None else list(params.allowed_token_ids),
+        "allowed_token_ids": allowed_token_ids,
     }

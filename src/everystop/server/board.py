@@ -102,6 +102,8 @@ class Board:
         tenant: str = "",
         priority: int = 0,
         cache_salt: str = "",
+        ttft_target_ns: int | None = None,
+        itl_target_ns: int | None = None,
     ) -> Generation:
         """Submit every prompt with its n choices; choice k of prompt i has index i·n + k.
 
@@ -119,7 +121,10 @@ class Board:
         choices = [ChoiceText(i, texts.text_decoder(), params.stop, texts.token_bytes) for i in range(num)]
         generation = Generation(choices, first_id, sum(map(len, prompts)))
         for i, prompt in enumerate(prompts):
-            self._engine.submit(Submit(first_id + i * params.n, prompt, params, tenant, priority, cache_salt))
+            submit = Submit(
+                first_id + i * params.n, prompt, params, tenant, priority, cache_salt, ttft_target_ns, itl_target_ns
+            )
+            self._engine.submit(submit)
         self._by_id.update(dict.fromkeys(generation.by_id, generation))
         return generation
 

@@ -49,6 +49,11 @@ def integer(low: int, high: int) -> Reader:
     return read
 
 
+def within(low: float, high: float) -> Reader:
+    """A number between bounds; a whole number where the bounds are."""
+    return integer(low, high) if isinstance(low, int) and isinstance(high, int) else number(low, high)
+
+
 def boolean(name: str, value: Any) -> bool:
     """true or false."""
     if type(value) is not bool:
@@ -112,9 +117,9 @@ def token_ids(max_ids: int) -> Reader:
     return read
 
 
-def logit_bias(max_entries: int) -> Reader:
-    """`{"token id": bias from -100 to 100}`."""
-    read_bias = number(-100, 100)
+def logit_bias(max_entries: int, max_bias: float) -> Reader:
+    """`{"token id": bias}`, each bias from -max_bias to max_bias."""
+    read_bias = number(-max_bias, max_bias)
 
     def read(name: str, value: Any) -> tuple[tuple[int, float], ...]:
         if type(value) is not dict or len(value) > max_entries:

@@ -10,6 +10,7 @@ import httptools
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from everystop.server.errors import BodyEncoded, BodyTooLarge, ClientGone, Overloaded
@@ -82,11 +83,29 @@ def _body_too_large() -> BodyTooLarge:
     return BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES:,} bytes; send less at once")
 
 
+class _UnframedSend:
+    """`send` for HTTP/1.0 clients, who know no chunks: a body of unknown length ends where the connection does."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+        self._has_length = True
+
+    async def __call__(self, message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            self._has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if not self._has_length:
+                self._cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body" and not self._has_length:
+            self._cycle.expected_content_length = len(message.get("body", b""))
+        await self._send(message)
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol with an end to headers and to waiting for a request.
 
     A client that leaves is noticed by all of its pipelined requests, not by the last alone. Upgrades are passed over,
-    body and all: httptools would drop the body of a request that offers one.
+    body and all: httptools would drop the body of a request that offers one. HTTP/1.0 clients get no chunks.
     """
 
     _header_bytes = 0
@@ -170,6 +189,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_headers = False
         super().on_headers_complete()
         self._open_cycles.append(self.cycle)
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = _UnframedSend(self.cycle)  # type: ignore[method-assign]
         if len(self._open_cycles) > MAX_PIPELINED:
             self.transport.close()
         elif self.pipeline:

@@ -96,6 +96,7 @@ class Opening:
                 capacity.max_model_len,
                 SamplingParams(**defaults),
                 has_priorities=config.policy == "priority",
+                has_targets=config.policy == "deadline",
                 names_tenants=self.tenants.user,
             ),
             encode=tokenizer.encode,

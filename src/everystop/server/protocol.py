@@ -10,6 +10,7 @@ import msgspec
 
 from everystop.core.errors import RequestError, UnsupportedField
 from everystop.core.request import SamplingParams
+from everystop.model.messages import read_messages
 from everystop.server import fields
 from everystop.server.errors import ModelUnknown
 from everystop.server.fields import Reader, wrong
@@ -19,10 +20,14 @@ MAX_PROMPTS = 1024
 MAX_SEQUENCES = 1024
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
-MAX_MESSAGES = 4096
-MAX_TOKENS = 2**31 - 1
 MAX_PRIORITY = 1000
+MAX_TARGET_MS = 3_600_000
+NS_PER_MS = 1_000_000
 MAX_USER_CHARS = 256
+MAX_JSON_MARKS = 2_000_000
+_COUNTED_BYTES = 1 << 18
+
+RANGES = SamplingParams.RANGES
 
 Prompt = str | tuple[int, ...]
 
@@ -36,6 +41,7 @@ class Limits:
     max_model_len: int
     defaults: SamplingParams = field(default_factory=SamplingParams)
     has_priorities: bool = False
+    has_targets: bool = False
     names_tenants: bool = False
 
 
@@ -51,11 +57,14 @@ class Parsed:
     include_usage: bool = False
     cache_salt: str = ""
     priority: int = 0
+    ttft_target_ns: int | None = None
+    itl_target_ns: int | None = None
     user: str = ""
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
     """The JSON object in a body; strict JSON, so no NaN, no lone surrogates, no numbers beyond a double."""
+    _check_num_marks(body)
     try:
         value = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
@@ -65,6 +74,20 @@ def parse_json(body: bytes) -> dict[str, Any]:
     if type(value) is not dict:
         raise RequestError("the body must be a JSON object", code="invalid_json")
     return value
+
+
+def _check_num_marks(body: bytes) -> None:
+    """Refuse a body of so many values that making them would hold up every thread: the decoder keeps the interpreter
+    lock. Marks inside of texts count too, for a body is counted piece by piece, between which others may run.
+    """
+    num_marks = 0
+    for start in range(0, len(body) if len(body) > MAX_JSON_MARKS else 0, _COUNTED_BYTES):
+        num_marks += sum(body.count(mark, start, start + _COUNTED_BYTES) for mark in (b",", b"[", b"{"))
+        if num_marks > MAX_JSON_MARKS:
+            raise RequestError(
+                f"the body holds more than {MAX_JSON_MARKS:,} commas and brackets; send less at once",
+                code="body_too_complex",
+            )
 
 
 def parse_completion(body: Mapping[str, Any], limits: Limits) -> Parsed:
@@ -121,6 +144,8 @@ def _parse_common(values: dict[str, Any], limits: Limits, logprobs: int | None, 
         include_usage=values.get("stream_options", {}).get("include_usage", False),
         cache_salt=values.get("cache_salt", ""),
         priority=_read_priority(values, limits),
+        ttft_target_ns=_read_target("ttft_target_ms", values, limits),
+        itl_target_ns=_read_target("itl_target_ms", values, limits),
         user=_read_user(values, limits),
     )
 
@@ -131,6 +156,16 @@ def _read_priority(values: dict[str, Any], limits: Limits) -> int:
     if priority and not limits.has_priorities:
         raise UnsupportedField("priority", f"priority = {priority} needs --policy priority; the policy here has none")
     return priority
+
+
+def _read_target(name: str, values: dict[str, Any], limits: Limits) -> int | None:
+    """A target in nanoseconds; None where the request has none, as it must where the policy has none."""
+    target_ms: float | None = values.get(name)
+    if target_ms is None:
+        return None
+    if not limits.has_targets:
+        raise UnsupportedField(name, f"{name} = {target_ms:g} needs --policy deadline; the policy here has no targets")
+    return round(target_ms * NS_PER_MS)
 
 
 def _read_user(values: dict[str, Any], limits: Limits) -> str:
@@ -194,69 +229,6 @@ def _read_stream_options(name: str, value: Any) -> dict[str, Any]:
     return fields.read_fields(value, STREAM_OPTION_FIELDS, f"{name}.")
 
 
-def _read_messages(name: str, value: Any) -> tuple[dict[str, Any], ...]:
-    if type(value) is not list or not value or len(value) > MAX_MESSAGES:
-        raise wrong(name, value, f"a list of 1 to {MAX_MESSAGES:,} messages")
-    return tuple(_read_message(f"{name}[{i}]", message) for i, message in enumerate(value))
-
-
-def _read_message(where: str, message: Any) -> dict[str, Any]:
-    """One message as the template gets it: text parts joined by line ends, no content as "", developer as system."""
-    if type(message) is not dict:
-        raise wrong(where, message, "an object with role and content")
-    read = fields.read_fields(message, MESSAGE_FIELDS, f"{where}.")
-    if "role" not in read:
-        raise RequestError(f"{where} has no role", param=f"{where}.role", code="missing_field")
-    if "content" not in read:
-        if not (read["role"] == "assistant" and read.get("tool_calls")):
-            raise RequestError(f"{where} has no content", param=f"{where}.content", code="missing_field")
-        read["content"] = ""
-    if read["role"] == "developer":
-        read["role"] = "system"
-    return {key: text for key, text in read.items() if key in TEMPLATE_KEYS}
-
-
-def _read_role(name: str, value: Any) -> str:
-    if type(value) is not str or value not in ROLES:
-        raise wrong(name, value, f"one of {', '.join(ROLES)}")
-    return value
-
-
-def _read_content(name: str, value: Any) -> str:
-    if type(value) is str:
-        return value
-    if type(value) is not list:
-        raise wrong(name, value, "a string or a list of text parts")
-    return "\n".join(_read_part(f"{name}[{i}]", part) for i, part in enumerate(value))
-
-
-def _read_part(where: str, part: Any) -> str:
-    if type(part) is not dict or type(part.get("type")) is not str:
-        raise wrong(where, part, 'an object such as {"type": "text", "text": "…"}')
-    if part["type"] != "text":
-        raise UnsupportedField(where, f"{where} is of type {fields.echo(part['type'])}; only text parts are supported")
-    if set(part) != {"type", "text"} or type(part["text"]) is not str:
-        raise wrong(where, part, '{"type": "text", "text": "…"} with a string')
-    return part["text"]
-
-
-def _read_tool_calls(name: str, value: Any) -> list[Any]:
-    if type(value) is not list or any(type(call) is not dict for call in value):
-        raise wrong(name, value, "a list of objects")
-    return value
-
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-TEMPLATE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
-MESSAGE_FIELDS: dict[str, Reader] = {
-    "role": _read_role,
-    "content": _read_content,
-    "name": fields.string(256),
-    "tool_calls": _read_tool_calls,
-    "tool_call_id": fields.string(256),
-    "annotations": fields.only([], why="annotations are not served"),
-}
-
 STREAM_OPTION_FIELDS: dict[str, Reader] = {
     "include_usage": fields.boolean,
     "include_obfuscation": fields.anything,
@@ -264,30 +236,32 @@ STREAM_OPTION_FIELDS: dict[str, Reader] = {
 }
 
 PARAMETER_FIELDS: dict[str, Reader] = {
-    "min_tokens": fields.integer(0, MAX_TOKENS),
-    "temperature": fields.number(0, 100),
-    "top_p": fields.number(0, 1),
-    "top_k": lambda name, value: max(0, fields.integer(-1, MAX_TOKENS)(name, value)),
-    "min_p": fields.number(0, 1),
-    "repetition_penalty": fields.number(0.01, 100),
-    "presence_penalty": fields.number(-2, 2),
-    "frequency_penalty": fields.number(-2, 2),
-    "seed": lambda name, value: fields.integer(-(2**63), 2**64 - 1)(name, value) % 2**63,
+    "min_tokens": fields.within(*RANGES["min_tokens"]),
+    "temperature": fields.within(*RANGES["temperature"]),
+    "top_p": fields.within(*RANGES["top_p"]),
+    "top_k": lambda name, value: max(0, fields.within(-1, RANGES["top_k"][1])(name, value)),
+    "min_p": fields.within(*RANGES["min_p"]),
+    "repetition_penalty": fields.within(*RANGES["repetition_penalty"]),
+    "presence_penalty": fields.within(*RANGES["presence_penalty"]),
+    "frequency_penalty": fields.within(*RANGES["frequency_penalty"]),
+    "seed": lambda name, value: fields.within(*RANGES["seed"])(name, value) % 2**63,
     "n": fields.integer(1, MAX_N),
     "stop": fields.stop_strings(MAX_STOPS, MAX_STOP_CHARS),
     "stop_token_ids": fields.token_ids(1024),
     "ignore_eos": fields.boolean,
-    "logit_bias": fields.logit_bias(1024),
+    "logit_bias": fields.logit_bias(1024, SamplingParams.MAX_BIAS),
     "allowed_token_ids": lambda name, value: tuple(sorted(set(fields.token_ids(2**20)(name, value)))),
 }
 _GREEDY_OR_SAMPLED = "answers are sampled, or greedy at temperature 0"
 COMMON_FIELDS: dict[str, Reader] = PARAMETER_FIELDS | {
     "model": fields.string(1024),
-    "max_tokens": fields.integer(1, MAX_TOKENS),
+    "max_tokens": fields.within(*RANGES["max_tokens"]),
     "stream": fields.boolean,
     "stream_options": _read_stream_options,
     "cache_salt": fields.string(1024),
     "priority": fields.integer(-MAX_PRIORITY, MAX_PRIORITY),
+    "ttft_target_ms": fields.number(1, MAX_TARGET_MS),
+    "itl_target_ms": fields.number(1, MAX_TARGET_MS),
     "user": fields.anything,
     # without effect here
     "metadata": fields.anything,
@@ -317,10 +291,10 @@ COMPLETION_FIELDS: dict[str, Reader] = COMMON_FIELDS | {
     "response_format": fields.only({"type": "text"}, why="only plain text is generated"),
 }
 CHAT_FIELDS: dict[str, Reader] = COMMON_FIELDS | {
-    "messages": _read_messages,
-    "max_completion_tokens": fields.integer(1, MAX_TOKENS),
+    "messages": lambda name, value: read_messages(value, name),
+    "max_completion_tokens": fields.within(*RANGES["max_tokens"]),
     "logprobs": fields.boolean,
-    "top_logprobs": fields.integer(0, 20),
+    "top_logprobs": fields.within(*RANGES["logprobs"]),
     "tools": fields.only([], why="tools cannot be called"),
     "tool_choice": fields.only("none", "auto", why="tools cannot be called"),
     "parallel_tool_calls": fields.boolean,

@@ -127,6 +127,8 @@ class Endpoints:
             tenant=self._tenant_of(request, parsed),
             priority=parsed.priority,
             cache_salt=parsed.cache_salt,
+            ttft_target_ns=parsed.ttft_target_ns,
+            itl_target_ns=parsed.itl_target_ns,
         )
         reply = StreamReply if parsed.stream else WholeReply
         return reply(self._state.board, generation, _writer(parsed), params.n)

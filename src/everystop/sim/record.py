@@ -16,13 +16,13 @@ from typing import Any
 
 from everystop.core.errors import RecordError
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import AGEING_NS, QUANTUM, Share, make_policy
+from everystop.core.policy import AGEING_NS, QUANTUM, Share, Targets, make_policy
+from everystop.core.recording import RECORD_VERSION
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.core.step_time import StepTimeModel
 from everystop.runner.simulated import FILLER_TOKEN
 
-RECORD_VERSION = 1
 STOP_TOKEN = FILLER_TOKEN + 1
 
 
@@ -53,6 +53,7 @@ class Record:
                 "ageing_ns": header.get("ageing_ns") or AGEING_NS,
                 "shares": {str(number): Share(*share) for number, share in enumerate(header.get("shares", ()))},
                 "quantum": header.get("quantum") or QUANTUM,
+                "targets": Targets(*header.get("targets", ())),
             },
             Limits(**{"admission": "greedy"} | header["limits"]),
             header["kv"],
@@ -75,9 +76,8 @@ class Record:
 
     def make_request(self, call: list[Any], max_tokens: int | None) -> Request:
         """The request of an `add`, with filler for a prompt and the recorded keys."""
-        _, now_ns, request_id, group_id, choice_index, num_prompt, _, min_tokens, n, num_stop_ids, tenant, priority = (
-            call
-        )
+        _, now_ns, request_id, group_id, choice_index, num_prompt, _, min_tokens, n, num_stop_ids, *rest = call
+        tenant, priority, ttft_target_ns, itl_target_ns = (*rest, None, None)[:4]
         stop_ids = (STOP_TOKEN,) if num_stop_ids else ()
         return Request(
             request_id,
@@ -88,6 +88,8 @@ class Record:
             choice_index=choice_index,
             tenant=str(tenant),
             priority=priority,
+            ttft_target_ns=ttft_target_ns,
+            itl_target_ns=itl_target_ns,
             block_keys=list(self.keys.get(request_id, ())),
         )
 

@@ -132,8 +132,18 @@ def timed_steps(path: Path) -> tuple[list[TimedStep], StepTimeModel]:
     return _repeat(record, path).steps, record.step_times
 
 
-def _repeat(record: Record, path: Path) -> _Redrive:
-    redrive = _Redrive(record)
+def recorded_events(path: Path) -> list[Event]:
+    """Every event of a recorded run, made again by repeating its calls; tenants are numbered as in the record.
+
+    Raises RecordError, also if its plans differ.
+    """
+    events: list[Event] = []
+    _repeat(Record.read(path), path, events)
+    return events
+
+
+def _repeat(record: Record, path: Path, events: list[Event] | None = None) -> _Redrive:
+    redrive = _Redrive(record, events)
     redrive.run()
     if redrive.first_difference is not None:
         raise RecordError(
@@ -143,14 +153,18 @@ def _repeat(record: Record, path: Path) -> _Redrive:
 
 
 class _Redrive:
-    """Repeats the recorded calls one by one; `first_difference` is the first step whose plan differs."""
+    """Repeats the recorded calls one by one; `first_difference` is the first step whose plan differs.
 
-    def __init__(self, record: Record) -> None:
+    All events are appended to `events`, if it is given.
+    """
+
+    def __init__(self, record: Record, events: list[Event] | None = None) -> None:
         self.timeline = Timeline()
         self.steps: list[TimedStep] = []
         self.num_plans = self.num_requests = 0
         self.first_difference: int | None = None
         self._record = record
+        self._events = events
         self._scheduler = record.make_scheduler(record.policy)
         self._on_its_way: deque[tuple[StepPlan, int]] = deque()
         self._last_update: tuple[int, int] = (-2, 0)  # step id and time
@@ -189,7 +203,10 @@ class _Redrive:
         _, now_ns, execute_ns, rows, stopped = call
         plan, scheduled_ns = self._on_its_way.popleft()
         result = StepResult([_tokens(row) for row in rows], stopped=dict.fromkeys(stopped, ""), execute_ns=execute_ns)
-        self.timeline.note(self._scheduler.update(plan, result, now_ns))
+        happened = self._scheduler.update(plan, result, now_ns)
+        self.timeline.note(happened)
+        if self._events is not None:
+            self._events += happened
         if plan.rows:
             last_step_id, last_ns = self._last_update
             is_next = plan.step_id == last_step_id + 1 and 0 < execute_ns <= now_ns - last_ns

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from everystop.core.policy import Targets
 from everystop.core.scheduler import Limits
 from everystop.sim.cost import CostModel, StepCost
 from everystop.sim.fit import Fit, fit
@@ -44,6 +45,7 @@ def run_trace(
         policy=scheduler["policy"],
         batch_wait_ns=scheduler["batch_wait_ms"] * NS_PER_MS,
         ageing_ns=round(scheduler["ageing"] * NS_PER_S),
+        targets=Targets.from_ms(scheduler["ttft_target_ms"], scheduler["itl_target_ms"]),
         cost=cost,
         num_replicas=num_replicas,
         router=router,

@@ -15,7 +15,7 @@ from typing import Any
 from everystop.core.errors import ConfigError, RequestError
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import AGEING_NS, make_policy
+from everystop.core.policy import AGEING_NS, DEFAULT_TARGETS, Targets, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.loop import StepLoop
@@ -40,6 +40,7 @@ class Setup:
     policy: str = "continuous"
     batch_wait_ns: int = 0
     ageing_ns: int = AGEING_NS
+    targets: Targets = DEFAULT_TARGETS
     num_replicas: int = 1
     router: str = "round-robin"
     check: bool = False
@@ -86,7 +87,9 @@ class Replica:
             block_size=setup.block_size,
             enable_prefix_caching=setup.enable_prefix_caching,
         )
-        policy = make_policy(setup.policy, batch_wait_ns=setup.batch_wait_ns, ageing_ns=setup.ageing_ns)
+        policy = make_policy(
+            setup.policy, batch_wait_ns=setup.batch_wait_ns, ageing_ns=setup.ageing_ns, targets=setup.targets
+        )
         self._scheduler = Scheduler(setup.limits, self._kv, policy)
         self._loop = StepLoop(self._scheduler, self.runner, lambda: self.clock.now_ns)
         self._tally = tally
@@ -188,5 +191,7 @@ def _make_request(request_id: int, traced: TraceRequest, keys: list[bytes]) -> R
         SamplingParams(max_tokens=traced.num_output_tokens),
         arrival_ns=traced.arrival_ns,
         tenant=traced.tenant,
+        ttft_target_ns=traced.ttft_target_ns,
+        itl_target_ns=traced.itl_target_ns,
         block_keys=keys,
     )

@@ -7,7 +7,7 @@
 | sharegpt | CSV `arrival_s,input_tokens,output_tokens`                                                             |
 | tenant   | CSV `req_time_s,client,prompt_tokens,output_tokens`                                                    |
 | own      | JSON lines `arrival_ns`, `num_prompt_tokens`, `num_output_tokens`; optional `tenant`, `prefix_ids`,    |
-|          | `prefix_id_tokens`                                                                                     |
+|          | `prefix_id_tokens`, `ttft_target_ms`, `itl_target_ms`                                                  |
 
 A prefix id names all of the prompt up to its end: requests with equal ids have equal prompts up to there. A file whose
 name ends in `.gz` is decompressed.
@@ -31,6 +31,7 @@ from everystop.core.errors import ConfigError, EverystopError
 
 MOONCAKE_ID_TOKENS = 512
 NS_PER_S, NS_PER_MS = 10**9, 10**6
+MAX_TARGET_MS = 3_600_000
 EPOCH = datetime(1970, 1, 1)
 TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|\+00:00)?")
 
@@ -51,6 +52,8 @@ class TraceRequest:
     tenant: str = ""
     prefix_ids: tuple[int, ...] = ()
     prefix_id_tokens: float = MOONCAKE_ID_TOKENS
+    ttft_target_ns: int | None = None
+    itl_target_ns: int | None = None
 
     def block_keys(self, block_size: int) -> list[bytes]:
         """Keys of the prompt's full KV blocks that prefix ids cover: the id of a block's last token, and its place.
@@ -115,6 +118,8 @@ def _scaled(raw: TraceRequest, start_ns: int, options: TraceOptions) -> TraceReq
         tenant=raw.tenant,
         prefix_ids=raw.prefix_ids,
         prefix_id_tokens=raw.prefix_id_tokens * options.scale_lengths,
+        ttft_target_ns=raw.ttft_target_ns,
+        itl_target_ns=raw.itl_target_ns,
     )
 
 
@@ -279,7 +284,19 @@ def _own(row: Mapping[str, Any]) -> TraceRequest:
         tenant=str(row.get("tenant", "")),
         prefix_ids=tuple(map(_whole, row.get("prefix_ids", ()))),
         prefix_id_tokens=id_tokens,
+        ttft_target_ns=_target_ns(row, "ttft_target_ms"),
+        itl_target_ns=_target_ns(row, "itl_target_ms"),
     )
+
+
+def _target_ns(row: Mapping[str, Any], name: str) -> int | None:
+    """A latency target of a line in nanoseconds, None if it has none; raises ValueError."""
+    value = row.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MAX_TARGET_MS:
+        raise ValueError(f"{name} is {value!r}; it must be a number from 1 to {MAX_TARGET_MS:,}")
+    return _times(value, NS_PER_MS)
 
 
 FORMATS = {
@@ -291,6 +308,6 @@ FORMATS = {
         ("arrival_ns", "num_prompt_tokens", "num_output_tokens"),
         False,
         _own,
-        optional=("tenant", "prefix_ids", "prefix_id_tokens"),
+        optional=("tenant", "prefix_ids", "prefix_id_tokens", "ttft_target_ms", "itl_target_ms"),
     ),
 }

@@ -12,6 +12,7 @@ from everystop.core.policy.waiting import WaitingLine
 from everystop.core.request import Request
 
 ONE = 1 << 20  # counters are whole numbers, so that sums do not depend on their order
+_WEIGHT_UNIT = 1000
 _MAX_IDLE = 64
 
 
@@ -41,6 +42,7 @@ class Account:
     """
 
     unit: int = ONE
+    weight: int = _WEIGHT_UNIT
     max_running: int | None = None
     max_blocks: int | None = None
     block_size: int = 1
@@ -59,6 +61,7 @@ class Account:
         """A new account with this share of the server in view."""
         return cls(
             unit=max(1, round(ONE / share.weight)),
+            weight=max(1, round(_WEIGHT_UNIT * share.weight)),
             max_running=share.max_running,
             max_blocks=None if share.kv_share is None else int(share.kv_share * view.num_blocks),
             block_size=view.block_size,
@@ -136,7 +139,7 @@ class Accounts:
     """The accounts of all tenants that are there, by name.
 
     A tenant competes while it has a request that may board: within its limits, and with all paid for that its rate
-    made it owe. It pays while only the rate keeps it.
+    made it owe. It pays while only the rate keeps it. It is present while it has any request.
     """
 
     def __init__(self, shares: Mapping[str, Share]) -> None:
@@ -144,6 +147,8 @@ class Accounts:
         self._accounts: dict[str, Account] = {}
         self._competing: dict[str, Account] = {}
         self._paying: dict[str, Account] = {}
+        self._present: dict[str, Account] = {}
+        self._weight_present = 0
         self._last = Account()
         self._max_accounts = _MAX_IDLE
 
@@ -193,10 +198,23 @@ class Accounts:
             self._competing[tenant] = account
         elif not competes and tenant in self._competing:
             self._last = self._competing.pop(tenant)
+        self._note_presence(tenant, account)
         if may_board and not has_paid:
             self._paying[tenant] = account
         else:
             self._paying.pop(tenant, None)
+
+    def _note_presence(self, tenant: str, account: Account) -> None:
+        if account.is_idle:
+            if self._present.pop(tenant, None) is not None:
+                self._weight_present -= account.weight
+        elif tenant not in self._present:
+            self._present[tenant] = account
+            self._weight_present += account.weight
+
+    def exceeds_slot_share(self, account: Account, num_requests: int, max_num_seqs: int) -> bool:
+        """So many requests of a tenant are more than its share, by weight, of the slots among those present."""
+        return num_requests * self._weight_present > max_num_seqs * account.weight
 
     def settle_paid(self, now_ns: int) -> int | None:
         """Let those compete who have paid meanwhile; returns when the next of the others will have, None for nobody."""

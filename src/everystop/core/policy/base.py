@@ -35,8 +35,8 @@ def _no_tokens(request: Request) -> int:
 
 @dataclass(slots=True)
 class View:
-    """What a policy may see: the time and counts, as of this step, the size of the KV cache, and what is known of step
-    times.
+    """What a policy may see: the time and counts, as of this step, the limits, the size of the KV cache, and what is
+    known of step times.
 
     `num_matched_tokens(request)` is the length of the request's longest prefix that the cache holds now, in tokens;
     asking pins nothing, and takes time in proportion to the request's blocks.
@@ -46,6 +46,9 @@ class View:
 
     now_ns: int = 0
     max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    max_num_prefill_tokens: int | None = None
+    target_itl_ns: int | None = None
     num_running: int = 0
     num_waiting: int = 0
     num_held: int = 0
@@ -61,8 +64,9 @@ class Policy:
 
     `on_add` is called when a request starts to wait: at arrival, after a preemption, and when a fork's source is ready.
     `on_admit` ends its waiting, `on_remove` its life: finished or aborted in any state. Of one that `add` refuses
-    only `check_add` hears. With `may_displace`, who is picked and finds no room costs the tail of the keep order its
-    place, if that one's key is greater. `barrier_reason` says why others wait when `pick` returns None.
+    only `check_add` hears. With `may_displace`, the `claimant` (where no slot is free) or who is picked (where blocks
+    are short) costs the tail of the keep order its place, if `displaces` says so and that one's key is greater.
+    `barrier_reason` says why others wait when `pick` returns None.
 
     A request that was preempted `max_preemptions` times boards and keeps its place before all others, in order of
     arrival, whatever `pick` and `keep_key` say. So everyone ends even where keys change over time.
@@ -105,6 +109,15 @@ class Policy:
         """One preempted `max_preemptions` times may board ahead of all others; False while a limit of its own forbids
         it to board at all.
         """
+        return True
+
+    def claimant(self, view: View) -> Request | None:
+        """Who may take a running request's place, as no slot is free; asked only with `may_displace`."""
+        picked = self.pick(view)
+        return picked if isinstance(picked, Request) else None
+
+    def displaces(self, picked: Request, tail: Request, view: View) -> bool:
+        """Whether `picked`, whose key is smaller than the tail's, takes its place; asked only with `may_displace`."""
         return True
 
     def charge(self, request: Request, num_prefill: int, num_decode: int, now_ns: int) -> None:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from everystop.core.errors import TenantQueueFull, TooManyChoices
 from everystop.core.events import WaitReason
@@ -31,10 +31,17 @@ class Fair(Policy):
     yet to pay for what it used beyond `token_rate`. Others fill in; only when nobody else waits is a slot left free. A
     request that would be the `max_queued` + 1st without a place to run is refused.
 
-    Prompts are computed, and blocks kept, in the order of the counters at which requests first boarded. Deciding takes
-    time in proportion to the number of tenants that wait, not of requests.
+    A tenant has a share of the slots too, by weight among those present. Where none is free, one whose requests, those
+    that wait included, are within its share (or a single one) takes the place of a request of one that exceeds its own,
+    the last of them to board: who asks for little does not wait until somebody else's answer is done. It must run at
+    least two less, so that no place goes back and forth.
+
+    Prompts are computed, and blocks kept, first for tenants within their shares of the slots, then in the order of the
+    counters at which requests first boarded. Deciding takes time in proportion to the number of tenants that wait, not
+    of requests.
     """
 
+    may_displace = True
     barrier_reason = WaitReason.TENANT_LIMIT
 
     def __init__(self, shares: Mapping[str, Share] | None = None) -> None:
@@ -101,14 +108,23 @@ class Fair(Policy):
 
     def pick(self, view: View) -> Request | Wait | None:
         until_ns = self._accounts.settle_paid(view.now_ns)
-        heads = [(account.counter, head) for account in self._accounts.competing() if (head := account.line.head())]
-        if heads:
-            return min(heads, key=lambda pair: (pair[0], pair[1].request_id))[1]
+        first = self._first_of(self._accounts.competing())
+        if first is not None:
+            return first
         return None if until_ns is None else Wait(until_ns, WaitReason.TENANT_LIMIT)
 
     def may_return(self, request: Request, view: View) -> bool:
         account = self._accounts[request.tenant]
         return account.paid_ns() <= view.now_ns and not account.is_full_for(request)
+
+    def _first_of(self, accounts: Iterable[Account]) -> Request | None:
+        """The first in line of the account that has been served least, of several the one that runs least."""
+        heads = [
+            (account.counter, len(account.running), head.request_id, head)
+            for account in accounts
+            if (head := account.line.head()) is not None
+        ]
+        return min(heads)[3] if heads else None
 
     def passed_over(self, head: Request) -> Iterator[tuple[Request, WaitReason]]:
         for tenant, account in self._accounts.items():
@@ -122,8 +138,27 @@ class Fair(Policy):
         """Whether a tenant that competes, and whose request came before the one who is next, has been served more."""
         return True
 
+    def claimant(self, view: View) -> Request | None:
+        """The next of the tenants that ask for little, in the order of their counters."""
+        return self._first_of([a for a in self._accounts.competing() if self._asks_for_little(a, view)])
+
+    def displaces(self, picked: Request, tail: Request, view: View) -> bool:
+        guest, host = self._accounts[picked.tenant], self._accounts[tail.tenant]
+        num_guest, num_host = len(guest.running), len(host.running)
+        exceeds = self._accounts.exceeds_slot_share(host, num_host, view.max_num_seqs)
+        return exceeds and num_host >= num_guest + 2 and self._asks_for_little(guest, view)
+
+    def _asks_for_little(self, account: Account, view: View) -> bool:
+        """All its requests, or a single one, are within its share of the slots."""
+        num_wanted = len(account.running) + account.num_waiting
+        return num_wanted <= 1 or not self._accounts.exceeds_slot_share(account, num_wanted, view.max_num_seqs)
+
     def keep_key(self, request: Request, view: View) -> tuple[int, ...]:
-        return (self._boarded[request.request_id][0], request.request_id)
+        account = self._accounts[request.tenant]
+        num_running = len(account.running) + (request.request_id not in account.running)
+        exceeds = self._accounts.exceeds_slot_share(account, num_running, view.max_num_seqs)
+        counter = self._boarded[request.request_id][0] if request.request_id in self._boarded else account.counter
+        return (int(exceeds), counter, request.request_id)
 
     def charge(self, request: Request, num_prefill: int, num_decode: int, now_ns: int) -> None:
         account = self._accounts[request.tenant]

@@ -24,6 +24,9 @@ class WaitingLine:
     def __len__(self) -> int:
         return len(self._members)
 
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._members
+
     def push(self, request: Request, rank: int = 0) -> None:
         """Join the line; a request joins once."""
         assert request.request_id not in self._members
