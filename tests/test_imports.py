@@ -27,7 +27,12 @@ LOGPROBS = "everystop.core.plan:TokenLogprobs"
 STARTERS = {"everystop.assembly", "everystop.config", "everystop.model", LOGPROBS, PARAMS, ERRORS}
 ALLOWED = {
     "everystop": {"everystop.cli", "everystop.engine.llm", PARAMS},
-    "everystop.config": {ERRORS, "everystop.core.policy:POLICIES", "everystop.core.policy:TENANT_SETTINGS"},
+    "everystop.config": {
+        ERRORS,
+        "everystop.core.admission:ADMISSIONS",
+        "everystop.core.policy:POLICIES",
+        "everystop.core.policy:TENANT_SETTINGS",
+    },
     "everystop.machine": set(),
     "everystop.tenants": {ERRORS},
     "everystop.core": set(),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from everystop.core.admission import ADMISSIONS
 from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, TENANT_SETTINGS
 
@@ -122,6 +123,14 @@ class Config:
         True, "--enable-prefix-caching", "reuse the KV blocks of common prompt prefixes", group=KV_CACHE
     )
     policy: str = _setting("continuous", "--policy", "who boards, and when", group=SCHEDULER, choices=POLICIES)
+    admission: str = _setting(
+        "expected",
+        "--admission",
+        "whoever is next boards as soon as it fits the KV cache with what the running are expected to grow to, by the "
+        "lengths of past outputs (expected), or as soon as it fits now (greedy)",
+        group=SCHEDULER,
+        choices=ADMISSIONS,
+    )
     batch_wait_ms: int = _setting(
         50,
         "--batch-wait-ms",

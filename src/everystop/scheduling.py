@@ -23,6 +23,7 @@ def scheduler_limits(config: Config, max_model_len: int) -> Limits:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_prefill_tokens=config.max_num_prefill_tokens,
         max_model_len=max_model_len,
+        admission=config.admission,
         target_itl_ns=None if config.target_itl_ms is None else round(config.target_itl_ms * NS_PER_MS),
     )
 

@@ -28,7 +28,7 @@ ABORT_WEIGHTS = {
 }
 ABORT_RATES = (0.0, 0.1, 0.3)  # a step; requests in a rare state are aborted whenever it is not 0
 STEPS_PER_EPISODE = 160
-ROTATION = (*POLICIES, "priority")  # which preempts most
+ROTATION = (*POLICIES, "priority", "priority")  # which preempts most
 
 
 class Episode:
@@ -53,7 +53,8 @@ class Episode:
                 max_num_batched_tokens=rng.choice([1, 4, 9, 17, 24, 40, 64, 64]),
                 max_num_prefill_tokens=cap,
                 max_model_len=self.context,
-                max_preemptions=rng.choice([0, 2, 8]),
+                max_preemptions=rng.choice([0, 2, 8, 8, 8]),
+                admission=rng.choice(["greedy"] * 4 + ["expected"]),
                 target_itl_ns=rng.choice([None, None, 400_000, 1_500_000]),
                 step_times=StepTimeModel(step_ns=300_000, token_ns=50_000),
             ),

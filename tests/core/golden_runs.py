@@ -16,7 +16,17 @@ from tests.core.harness import STEP_NS, Harness, eos, make_request, make_schedul
 from everystop.core.plan import StepPlan
 
 FOLDER = Path(__file__).parent / "golden"
-POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "fair-prefix", "deadline")
+POLICIES = (
+    "continuous",
+    "static",
+    "static-padded",
+    "priority",
+    "shortest",
+    "fair",
+    "fair-prefix",
+    "deadline",
+    "thrifty",
+)
 
 
 def run(policy: str, depth: int = 0) -> Harness:

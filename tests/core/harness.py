@@ -28,7 +28,17 @@ from everystop.core.scheduler import Limits, Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.loop import StepLoop, Turn
 
-POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "fair-prefix", "deadline")
+POLICIES = (
+    "continuous",
+    "static",
+    "static-padded",
+    "priority",
+    "shortest",
+    "fair",
+    "fair-prefix",
+    "deadline",
+    "thrifty",
+)
 SHARES = {
     "b": Share(2.0, 2, max_queued=4, ttft_ns=30 * STEP_NS),
     "c": Share(0.5, token_rate=400.0, kv_share=0.4),
@@ -130,6 +140,7 @@ class Harness:
         self._is_checking = is_checking
         self._counters = (0, 0)
         self._waiting_since: dict[int, int] = {}
+        self._computed_to: dict[int, int] = {}  # the furthest position that a row of a request has reached
 
     # ------------------------------------------------------------------ drive
 
@@ -235,11 +246,21 @@ class Harness:
     def _take_step(self, event: StepEvent) -> None:
         self.counts["steps"] += 1
         self.counts["wasted rows"] += event.num_wasted_rows
+        assert event.num_recomputed_tokens == self._count_recomputed(event.plan)
+        self.counts["recomputed tokens"] += event.num_recomputed_tokens
         for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
             received = self.received[row.request_id]
             received += tokens
             expected = self._solo[row.request_id].token_ids
             assert received == expected[: len(received)], f"request {row.request_id} diverged from what it yields alone"
+
+    def _count_recomputed(self, plan: StepPlan) -> int:
+        num_recomputed = 0
+        for row in plan.rows[: len(plan.rows) - plan.num_padded_rows]:
+            before, end = self._computed_to.get(row.request_id, 0), row.start + row.num_tokens
+            num_recomputed += max(0, min(before, end) - row.start)
+            self._computed_to[row.request_id] = max(before, end)
+        return num_recomputed
 
     def _take_finish(self, event: FinishEvent) -> None:
         request_id = event.request_id

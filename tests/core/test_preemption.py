@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.core.harness import Harness, make_request, make_scheduler
+from tests.core.harness import POLICIES, Harness, make_request, make_scheduler
 
 from everystop.core.events import AdmitEvent, PreemptEvent
 
@@ -130,3 +130,55 @@ def test_request_preempted_too_often_moves_to_the_front() -> None:
     harness.run()
     assert victim.num_preemptions == 2
     assert list(harness.finished) == [1, 2, 0, 3]
+
+
+def test_request_preempted_too_often_boards_before_all_who_wait() -> None:
+    """It gave up its blocks once; the urgent ones behind it do not fit beside the others, and now wait for it."""
+    harness = Harness(make_scheduler(policy="priority", num_blocks=9, block_size=4, max_num_seqs=3, max_preemptions=1))
+    harness.add(make_request(0, 8, max_tokens=20, priority=0))
+    harness.add(make_request(1, 8, max_tokens=20, priority=5))
+    while not harness.counts["preemptions"]:
+        harness.turn()
+    harness.add(make_request(2, 8, max_tokens=2, priority=0))
+    harness.run()
+    boarded = [event.request_id for event in harness.events if isinstance(event, AdmitEvent)]
+    assert boarded == [0, 1, 1, 2]
+
+
+def test_request_at_the_front_is_first_in_both_orders_under_every_policy() -> None:
+    for policy in POLICIES:
+        scheduler = make_scheduler(policy=policy, num_blocks=12, block_size=4, max_num_seqs=4, max_preemptions=2)
+        harness = Harness(scheduler)
+        for request_id in range(30):
+            harness.add(make_request(request_id, 5 + request_id % 7, max_tokens=24, priority=request_id % 3))
+        seen = 0
+        for _ in range(2_000):
+            running = list(scheduler.running)
+            waiting = [r for r in scheduler.requests.values() if r.request_id not in running and r.num_preemptions >= 2]
+            kept = [r.request_id for r in scheduler.running.values() if r.num_preemptions >= 2]
+            turn = harness.turn()
+            admitted = [a.request_id for a in turn.plan.admitted] if turn.plan is not None else []
+            if waiting and admitted:
+                seen += 1
+                assert admitted[0] == min(r.request_id for r in waiting), policy
+            if kept and turn.plan is not None:
+                assert min(kept) not in turn.plan.preempted, policy
+            if not scheduler.has_work:
+                break
+        assert not scheduler.has_work
+        assert seen or policy == "static", policy
+
+
+def test_resumed_request_finds_its_own_blocks_without_a_prefix_hit() -> None:
+    """It boards again with blocks that are still cached; they count neither as its hits nor as computed again."""
+    harness = Harness(make_scheduler(policy="priority", num_blocks=40, block_size=4, max_num_seqs=1))
+    harness.add(make_request(0, 22, max_tokens=20, priority=5))
+    for _ in range(4):
+        harness.turn()
+    harness.add(make_request(1, 5, max_tokens=2, priority=0))
+    harness.run()
+    (resumed,) = [e for e in harness.events if isinstance(e, AdmitEvent) and e.resumed]
+    assert resumed.num_cached_tokens == 24
+    assert harness.finished[0].num_cached_tokens == 0
+    (preempted,) = [e for e in harness.events if isinstance(e, PreemptEvent)]
+    assert harness.counts["recomputed tokens"] == preempted.num_lost_tokens - 24 > 0

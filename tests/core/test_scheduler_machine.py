@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.core.harness import POLICIES, Harness, eos, make_request, make_scheduler
 
+from everystop.core.admission import ADMISSIONS
 from everystop.core.errors import RequestError
 from everystop.core.step_time import StepTimeModel
 
@@ -26,6 +27,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_batched_tokens=st.integers(1, 20),
         max_num_prefill_tokens=st.none() | st.integers(1, 8),
         max_preemptions=st.integers(0, 3),
+        admission=st.sampled_from(ADMISSIONS),
         batch_wait_ns=st.sampled_from([0, 2_500_000]),
         ageing_ns=st.sampled_from([1, 4_000_000, 10**12]),
         target_itl_ns=st.sampled_from([None, 400_000, 1_500_000]),

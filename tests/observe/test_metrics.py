@@ -22,11 +22,11 @@ def admit(request_id: int, now_ms: int, *, cached: int = 0, resumed: bool = Fals
     return AdmitEvent(now_ms * MS, 0, request_id, 0, 10, cached, resumed, forked_from)
 
 
-def step(now_ms: int, rows: dict[int, tuple[int, int, int]], *, num_free: int = 90) -> StepEvent:
+def step(now_ms: int, rows: dict[int, tuple[int, int, int]], *, num_free: int = 90, recomputed: int = 0) -> StepEvent:
     """`rows`: request id to (start, tokens computed, tokens sampled)."""
     plan = StepPlan(0, [Row(key, start, num, 0, 0) for key, (start, num, _) in rows.items()])
     tokens = tuple((7,) * sampled for _, _, sampled in rows.values())
-    return StepEvent(now_ms * MS, 0, 3 * MS, plan, tokens, 0, 0, 0, num_free, 0, 0, 0)
+    return StepEvent(now_ms * MS, 0, 3 * MS, plan, tokens, 0, 0, 0, num_free, 0, 0, 0, num_recomputed_tokens=recomputed)
 
 
 def finish(request_id: int, now_ms: int, reason: FinishReason = FinishReason.LENGTH, *, cached: int = 0) -> FinishEvent:
@@ -95,6 +95,25 @@ def test_late_prefix_hits_are_counted_at_the_end() -> None:
     assert metrics.num_prefix_hits == 8
 
 
+def test_what_a_preempted_request_finds_again_is_no_prefix_hit() -> None:
+    """It had computed 11 tokens: 8 are still in the cache, 3 are computed again."""
+    metrics = counted(
+        arrival(1),
+        admit(1, 0, cached=4),
+        step(1, {1: (4, 6, 1)}),
+        PreemptEvent(2 * MS, 1, 1, 0, 11),
+        admit(1, 3, cached=8, resumed=True),
+        step(4, {1: (8, 3, 1)}, recomputed=3),
+        finish(1, 9, cached=4),
+    )
+    assert metrics.num_prefix_hits == 4
+    assert (metrics.num_restored_tokens, metrics.num_recomputed_tokens) == (8, 3)
+    text = render(metrics, "m").decode()
+    assert 'everystop_recomputed_tokens_total{model_name="m"} 3.0' in text
+    assert 'everystop_restored_tokens_total{model_name="m"} 8.0' in text
+    assert 'everystop_prefix_cache_hits_total{model_name="m"} 4.0' in text
+
+
 def test_a_dead_engine_leaves_no_gauges_behind() -> None:
     metrics = counted(arrival(1), admit(1, 0))
     metrics.forget_running()
@@ -133,6 +152,16 @@ def test_status_line_tells_of_the_time_since_the_last_one() -> None:
     assert line == "running 1  waiting 0  KV 10%  in 5 tok/s  out 1 tok/s  steps 1/s  prefix hits 0%  preemptions 0"
     metrics.receive([finish(1, 70)])
     assert status.next(4.0) is None
+
+
+def test_status_line_tells_what_preemptions_cost() -> None:
+    metrics = Metrics(num_blocks=100)
+    status = StatusLine(metrics, 0.0)
+    metrics.receive([arrival(1), admit(1, 0), step(50, {1: (0, 10, 1)}), PreemptEvent(51 * MS, 1, 1, 0, 10)])
+    metrics.receive([admit(1, 60, resumed=True), step(70, {1: (0, 10, 0)}, recomputed=1_010)])
+    line = status.next(3.0)
+    assert line is not None
+    assert line.endswith("preemptions 1 (1,010 tokens recomputed)")
 
 
 def test_steps_whose_target_was_out_of_reach_are_counted_and_said() -> None:

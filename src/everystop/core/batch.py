@@ -16,7 +16,7 @@ class Outstanding:
     """A plan on its way: the request and its epoch behind each row, and block tables to release when it is back.
 
     Epoch -1 marks a padded row, whose result is dropped. A step planned by time has a target and a predicted duration,
-    others 0 and 0.
+    others 0 and 0. Of the plan's tokens, `num_recomputed_tokens` had been there before a preemption.
     """
 
     plan: StepPlan
@@ -25,6 +25,7 @@ class Outstanding:
     deferred: list[list[int]]
     target_ns: int = 0
     predicted_ns: int = 0
+    num_recomputed_tokens: int = 0
 
 
 class Batch:
@@ -40,6 +41,7 @@ class Batch:
         self.held: dict[int, Request] = {}
         self.outstanding: deque[Outstanding] = deque()
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is taken first
+        self.num_departures = 0
 
     @property
     def num_padded(self) -> int:
@@ -60,6 +62,7 @@ class Batch:
     def leave(self, request: Request) -> int:
         """Free slot and blocks of a running request; returns how many blocks return only with a plan on its way."""
         del self.running[request.request_id]
+        self.num_departures += 1
         heappush(self.free_slots, request.slot)
         request.slot = -1
         return self._give_back(request)
@@ -67,6 +70,7 @@ class Batch:
     def hold(self, request: Request, *, padded: bool) -> None:
         """A finished request keeps its slot, and, if it is padded, its blocks."""
         del self.running[request.request_id]
+        self.num_departures += 1
         self.held[request.slot] = request
         request.num_in_flight = 0  # a row on its way is dropped when it is back
         if not padded:

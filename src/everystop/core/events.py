@@ -68,7 +68,10 @@ class RefuseEvent(NamedTuple):
 
 
 class AdmitEvent(NamedTuple):
-    """A request boarded; `num_cached_tokens` came from the prefix cache, `forked_from` is a sibling's id or -1."""
+    """A request boarded; `num_cached_tokens` came from the prefix cache, `forked_from` is a sibling's id or -1.
+
+    One that `resumed` after a preemption mostly finds its own blocks there: these are no prefix hits.
+    """
 
     now_ns: int
     step_id: int
@@ -91,8 +94,8 @@ class PreemptEvent(NamedTuple):
 
 
 class WaitEvent(NamedTuple):
-    """The reason why a request waits has changed. `need` and `have` are blocks for `no_blocks`; `behind` is the id of
-    the one ahead.
+    """The reason why a request waits has changed. `need` and `have` are blocks for `no_blocks`, where need may include
+    what the running are expected to grow by; `behind` is the id of the one ahead.
 
     The head of the queue gets its own reason, and so do those that the policy passes over for its sake
     (`tenant_limit`, `over_share`, `late`); the event with reason `behind` and request_id -1 stands for all others.
@@ -110,7 +113,7 @@ class StepEvent(NamedTuple):
     """A step was executed and taken back: its plan, the tokens accepted, the state after it, its durations.
 
     A step planned by time has a `target_ns`, and a `predicted_ns` that is above it where the target is out of reach;
-    others have 0 for both.
+    others have 0 for both. Of the tokens computed, `num_recomputed_tokens` had been there before a preemption.
     """
 
     now_ns: int
@@ -127,6 +130,7 @@ class StepEvent(NamedTuple):
     num_wasted_rows: int
     target_ns: int = 0
     predicted_ns: int = 0
+    num_recomputed_tokens: int = 0
 
 
 class FinishEvent(NamedTuple):

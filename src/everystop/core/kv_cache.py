@@ -58,6 +58,17 @@ class KVCache:
         have = self.pool.num_free - sum(1 for block in shared if self.pool.ref_count[block] == 0)
         return need, have
 
+    def num_private_tokens(self, request: Request) -> int:
+        """Tokens, computed or on their way, that stand in blocks of this request alone."""
+        left, private = request.num_scheduled_through, 0
+        for block in request.block_table:
+            if left <= 0:
+                break
+            if self.pool.ref_count[block] == 1:
+                private += min(left, self.block_size)
+            left -= self.block_size
+        return private
+
     def admit(self, request: Request, shared: list[int]) -> bool:
         """Give the request its whole table: `shared` blocks pinned, then private ones for all known tokens and one
         more.

@@ -100,7 +100,8 @@ class Request:
 
     `request_id` is the arrival index: the last tie-break of every order. The n choices of one client request are n
     `Request`s with one `group_id` (the id of the first) and `choice_index` 0 to n-1. `token_ids` holds the prompt, then
-    the output. `epoch` counts preemptions, so that a row planned before one is known when it comes back.
+    the output. `epoch` counts preemptions, so that a row planned before one is known when it comes back. The first
+    `num_lost_tokens` tokens were computed, or found, and lost by a preemption at some time.
     """
 
     request_id: int
@@ -130,6 +131,7 @@ class Request:
     num_pending_samples: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_lost_tokens: int = 0
     num_published_blocks: int = 0
     block_table: list[int] = field(default_factory=list)
     slot: int = -1

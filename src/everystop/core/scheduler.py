@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from everystop.core.admission import Admission
 from everystop.core.batch import Batch, Outstanding
 from everystop.core.budget import StepBudget, TimeBudget
 from everystop.core.errors import NeverFits, PolicyError, PromptTooLong, RequestError
@@ -31,6 +32,7 @@ from everystop.core.kv_cache import KVCache
 from everystop.core.pace import Pace
 from everystop.core.plan import Admitted, NewBlocks, Row, StepPlan, StepResult
 from everystop.core.policy.base import Policy, SlotUse, View, Wait
+from everystop.core.policy.waiting import WaitingLine
 from everystop.core.request import FinishReason, Request, RequestState
 from everystop.core.siblings import Siblings
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
@@ -38,13 +40,18 @@ from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a step and a sequence may use; see the flags of the same names."""
+    """What a step and a sequence may use, and who boards; see the flags of the same names.
+
+    `admission` is one of `ADMISSIONS`: `greedy` lets whoever is next board as soon as there are blocks for what it is
+    now, `expected` when there are for what it and the running ones are expected to become.
+    """
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
     max_num_prefill_tokens: int | None = None
     max_model_len: int = 8192
     max_preemptions: int = 8
+    admission: str = "greedy"
     target_itl_ns: int | None = None
 
 
@@ -55,6 +62,11 @@ class _Chunk:
     request: Request
     start: int
     num_tokens: int
+
+
+def _num_recomputed(chunk: _Chunk) -> int:
+    """How many of its tokens had been there before a preemption."""
+    return max(0, min(chunk.request.num_lost_tokens - chunk.start, chunk.num_tokens))
 
 
 @dataclass(slots=True)
@@ -104,9 +116,12 @@ class Scheduler:
             num_blocks=kv.pool.num_blocks,
             block_size=kv.block_size,
             num_matched_tokens=kv.num_matched_tokens,
+            num_private_tokens=kv.num_private_tokens,
         )
         self.limit_tokens = min(limits.max_model_len, kv.num_token_slots)
+        self.admission = Admission(kv, self.limit_tokens) if limits.admission == "expected" else None
         self.num_preemptions = 0
+        self._front = WaitingLine()  # those preempted too often, while they wait
         self._released: list[int] = []
         self._events: list[Event] = []
         self._next_step_id = 0
@@ -172,7 +187,20 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.siblings.join(request)
         self._events.append(ArrivalEvent.of(request, now_ns))
+        self._start_waiting(request, now_ns)
+
+    def _start_waiting(self, request: Request, now_ns: int) -> None:
+        if self._is_front(request):
+            self._front.push(request)
         self.policy.on_add(request, self._look(now_ns))
+
+    def _stop_waiting(self, request: Request, now_ns: int) -> None:
+        self._front.discard(request)
+        self.policy.on_admit(request, self._look(now_ns))
+
+    def _is_front(self, request: Request) -> bool:
+        """It has been preempted too often: it boards before and keeps before all others."""
+        return 0 < request.num_preemptions >= self.limits.max_preemptions
 
     def _check_fits(self, request: Request) -> None:
         num_prompt, limit = request.num_prompt_tokens, self.limit_tokens
@@ -212,9 +240,10 @@ class Scheduler:
             self._admit(draft)
         riders = self._write_rows(draft)
         if not plan.is_noop:
+            num_recomputed = sum(map(_num_recomputed, draft.chunks))
             time = draft.budget.time
             promise = (0, 0) if time is None else (time.target_ns, round(time.predicted_ns))
-            self.batch.outstanding.append(Outstanding(plan, now_ns, riders, [], *promise))
+            self.batch.outstanding.append(Outstanding(plan, now_ns, riders, [], *promise, num_recomputed))
         return plan
 
     def _make_room(self, plan: StepPlan, now_ns: int) -> Request | None:
@@ -232,7 +261,8 @@ class Scheduler:
         """
         view, keep_key = self._look(now_ns), self.policy.keep_key
         tail = max(self.batch.running.values(), key=lambda r: self._keep_key(r, view))
-        is_protected = tail.num_preemptions >= self.limits.max_preemptions
+        # A guest boards at once; who is short of blocks boards a step later, after one that is at the front by then.
+        is_protected = tail.num_preemptions + bool(self.batch.free_slots) >= self.limits.max_preemptions
         if is_protected or not keep_key(picked, view) < keep_key(tail, view):
             return False
         if not self.policy.displaces(picked, tail, view):
@@ -280,8 +310,10 @@ class Scheduler:
         return decoders, prefilling
 
     def _keep_key(self, request: Request, view: View) -> tuple[int, ...]:
-        front = 0 if request.num_preemptions >= self.limits.max_preemptions else 1
-        return (front, *self.policy.keep_key(request, view))
+        """Smaller keeps longer. Those at the front have an order that nothing changes, so the first of them ends."""
+        if self._is_front(request):
+            return (0, request.request_id)
+        return (1, *self.policy.keep_key(request, view))
 
     def _deal_chunks(self, draft: _Draft, prefilling: list[Request]) -> None:
         """Deal prefill tokens in keep order; blocks filled here are matchable at once: those behind can skip them."""
@@ -381,13 +413,14 @@ class Scheduler:
         victim.epoch += 1
         victim.num_computed_tokens = victim.num_in_flight = victim.num_published_blocks = 0
         victim.num_preemptions += 1
+        victim.num_lost_tokens = max(victim.num_lost_tokens, num_lost)
         victim.state = RequestState.PREEMPTED
         self.num_preemptions += 1
         plan.preempted.append(victim.request_id)
         plan.new_blocks[:] = [new for new in plan.new_blocks if new.request_id != victim.request_id]
         self._events.append(PreemptEvent(now_ns, plan.step_id, victim.request_id, slot, num_lost))
         self._unpark(victim, now_ns)
-        self.policy.on_add(victim, self._look(now_ns))
+        self._start_waiting(victim, now_ns)
         return num_deferred
 
     def _drop_padding(self) -> bool:
@@ -422,6 +455,10 @@ class Scheduler:
             if num_tokens <= 0:
                 self._note_wait(picked.request_id, WaitReason.TOKEN_BUDGET, draft.now_ns)
                 break
+            lacking = self._expected_shortfall(picked, shared, draft)
+            if lacking is not None:  # nobody's place would help: those whom it might take did not count
+                self._note_wait(picked.request_id, WaitReason.NO_BLOCKS, draft.now_ns, *lacking)
+                break
             if not self.kv.admit(picked, shared):
                 if self._drop_padding():
                     continue
@@ -431,6 +468,22 @@ class Scheduler:
             self._board(picked, start, source, draft)
             self._deal(draft, picked, start, num_tokens)
         self._deal_leftover(draft)
+
+    def _expected_shortfall(self, picked: Request, shared: list[int], draft: _Draft) -> tuple[int, int] | None:
+        """(need, have) in blocks if the picked request should wait although there are blocks for what it is now.
+
+        Never for one before whom all others make way, nor for a guest, for whom somebody has; where the policy
+        displaces, those who would make way do not count.
+        """
+        is_guest = bool(draft.plan.preempted) and not draft.plan.admitted
+        if self.admission is None or self._is_front(picked) or is_guest:
+            return None
+        others = list(self.batch.running.values())
+        if self.policy.may_displace and others:
+            view = self._look(draft.now_ns)
+            key, policy = self._keep_key(picked, view), self.policy
+            others = [r for r in others if self._keep_key(r, view) < key or not policy.displaces(picked, r, view)]
+        return self.admission.shortfall(picked, shared, others, self.batch)
 
     def _deal_leftover(self, draft: _Draft) -> None:
         """What nobody could board with goes to the last chunk, which was held to a share for their sake."""
@@ -452,7 +505,8 @@ class Scheduler:
             guest, draft.guest = draft.guest, None
             return guest
         view = self._look(draft.now_ns)
-        picked = self.policy.pick(view)
+        front = self._front.head()
+        picked = front if front is not None and self.policy.may_return(front, view) else self.policy.pick(view)
         if isinstance(picked, Wait):
             draft.plan.wake_at_ns = picked.until_ns
             self._note_wait(-1, picked.reason, draft.now_ns)
@@ -505,7 +559,7 @@ class Scheduler:
             return None, False
         request.state = RequestState.FORKING
         self.siblings.park(request, busy)
-        self.policy.on_admit(request, self._look(draft.now_ns))
+        self._stop_waiting(request, draft.now_ns)
         self._events.append(WaitEvent(draft.now_ns, request.request_id, WaitReason.FORK, 0, 0, busy.request_id))
         return None, True
 
@@ -513,7 +567,7 @@ class Scheduler:
         """Those parked behind `leader` wait to board again: its prompt is computed, or it has left."""
         for request in self.siblings.unpark(leader):
             request.state = RequestState.PREEMPTED if request.num_preemptions else RequestState.WAITING
-            self.policy.on_add(request, self._look(now_ns))
+            self._start_waiting(request, now_ns)
 
     def _board(self, request: Request, start: int, source: Request | None, draft: _Draft) -> None:
         """Give a slot to a request that has its blocks; the first `start` tokens come from the cache or a sibling."""
@@ -527,7 +581,7 @@ class Scheduler:
         if not resumed and source is None:
             request.num_cached_tokens = start
         self.batch.board(request)
-        self.policy.on_admit(request, self._look(now_ns))
+        self._stop_waiting(request, now_ns)
         plan.admitted.append(Admitted.of(request))
         forked_from = -1 if source is None else source.request_id
         num_cached = 0 if source is not None else start
@@ -649,6 +703,7 @@ class Scheduler:
             num_wasted,
             landed.target_ns,
             landed.predicted_ns,
+            landed.num_recomputed_tokens,
         )
 
     def _accept(
@@ -692,7 +747,10 @@ class Scheduler:
             self._alight(request)
         self._unpark(request, now_ns)
         self.siblings.leave(request)
+        self._front.discard(request)
         self.policy.on_remove(request, self._look(now_ns))
+        if self.admission is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.admission.lengths.add(request.num_output_tokens)
         if self._last_wait[0] == request.request_id:
             self._last_wait = (-1, None)
         self._events.append(FinishEvent.of(request, now_ns, self._next_step_id - 1, slot, reason, detail))

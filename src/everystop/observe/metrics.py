@@ -100,6 +100,8 @@ class Metrics:
         self.num_computed_prompt_tokens = 0
         self.num_preemptions = 0
         self.num_preempted_tokens = 0
+        self.num_recomputed_tokens = 0
+        self.num_restored_tokens = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self.num_steps = 0
@@ -187,6 +189,7 @@ class Metrics:
     def _count_step(self, event: StepEvent) -> None:
         self.num_steps += 1
         self._num_free_blocks = event.num_free_blocks
+        self.num_recomputed_tokens += event.num_recomputed_tokens
         self.num_evicted_blocks = max(self.num_evicted_blocks, event.num_evicted_blocks)
         self.step_time.add(event.execute_ns / 1e9)
         self.step_target_s = event.target_ns / 1e9 or self.step_target_s
@@ -226,6 +229,8 @@ class Metrics:
         if life is None:
             return
         life.is_running = True
+        if event.resumed:
+            self.num_restored_tokens += event.num_cached_tokens
         if event.resumed or life.num_cached >= 0:
             return
         life.num_cached = event.num_cached_tokens

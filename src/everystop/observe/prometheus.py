@@ -102,6 +102,9 @@ def _counters(metrics: Metrics) -> Iterator[tuple[str, str, float]]:
     yield "generation_tokens", "Tokens generated", metrics.num_generation_tokens
     yield "num_preemptions", "Preemptions", metrics.num_preemptions
     yield "preempted_tokens", "Computed tokens lost by preemptions", metrics.num_preempted_tokens
+    yield "recomputed_tokens", "Tokens computed again after a preemption", metrics.num_recomputed_tokens
+    restored = metrics.num_restored_tokens
+    yield "restored_tokens", "Tokens that resumed requests found in the prefix cache; no prefix_cache_hits", restored
     yield "prefix_cache_queries", "Tokens looked up in the prefix cache", metrics.num_prefix_queries
     yield "prefix_cache_hits", "Tokens taken from the prefix cache", metrics.num_prefix_hits
     yield "evicted_blocks", "Cached KV blocks given to others", metrics.num_evicted_blocks

@@ -21,6 +21,7 @@ class StatusLine:
             m.num_prefix_queries,
             m.num_prefix_hits,
             m.num_preemptions,
+            m.num_recomputed_tokens,
             m.num_steps,
             m.num_steps_over_target,
         )
@@ -29,7 +30,7 @@ class StatusLine:
         """One line for the time since the last call; None when nothing ran or waited."""
         self._metrics.catch_up()
         counts, seconds = self._counts(), max(now_s - self._last_s, 1e-9)
-        prompt, output, queries, hits, preemptions, steps, over = (
+        prompt, output, queries, hits, preemptions, recomputed, steps, over = (
             new - old for new, old in zip(counts, self._last, strict=True)
         )
         self._last, self._last_s = counts, now_s
@@ -37,10 +38,11 @@ class StatusLine:
         if not (steps or num_running or num_waiting):
             return None
         hit_rate = f"{min(1.0, hits / queries):.0%}" if queries else "–"
+        cost = f" ({recomputed:,} tokens recomputed)" if preemptions or recomputed else ""
         return (
             f"running {num_running}  waiting {num_waiting}  KV {self._metrics.kv_usage:.0%}  "
             f"in {prompt / seconds:,.0f} tok/s  out {output / seconds:,.0f} tok/s  steps {steps / seconds:,.0f}/s  "
-            f"prefix hits {hit_rate}  preemptions {preemptions}{self._target_text(steps, over)}"
+            f"prefix hits {hit_rate}  preemptions {preemptions}{cost}{self._target_text(steps, over)}"
         )
 
     def _target_text(self, steps: int, over: int) -> str:

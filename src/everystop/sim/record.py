@@ -55,7 +55,7 @@ class Record:
                 "quantum": header.get("quantum") or QUANTUM,
                 "targets": Targets(*header.get("targets", ())),
             },
-            Limits(**header["limits"]),
+            Limits(**{"admission": "greedy"} | header["limits"]),
             header["kv"],
             StepTimeModel(**header.get("step_times", {})),
             [],

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
+from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, RefuseEvent, StepEvent
 from everystop.core.policy.fair import INPUT_COST, OUTPUT_COST
 from everystop.core.request import FinishReason
 
@@ -165,7 +165,6 @@ class Tally:
         self._itl_limit_ns = NEVER_NS if self.slo.itl_ns is None else self.slo.itl_ns
         self._held: dict[int, int] = {}  # requests that a router kept: when they arrived at it
         self._rides: dict[int, _Ride] = {}
-        self._computed_before: dict[int, int] = {}  # of preempted requests: tokens that had been computed
 
     def everyone(self) -> Totals:
         """All tenants together."""
@@ -190,9 +189,6 @@ class Tally:
                 self._arrive(event)
             elif isinstance(event, AdmitEvent):
                 self._board(event)
-            elif isinstance(event, PreemptEvent):
-                lost = max(self._computed_before.get(event.request_id, 0), event.num_lost_tokens)
-                self._computed_before[event.request_id] = lost
             elif isinstance(event, RefuseEvent):
                 self.num_refused += 1
                 self._held.pop(event.request_id, None)
@@ -219,8 +215,7 @@ class Tally:
             return
         self.num_steps += 1
         self.num_computed_tokens += plan.num_tokens
-        if self._computed_before:
-            self._count_recomputed(event)
+        self.num_recomputed_tokens += event.num_recomputed_tokens
         served: list[Totals] = []
         on_time_ns = now_ns - self._itl_limit_ns
         for row, tokens in zip(plan.rows, event.tokens, strict=True):
@@ -255,14 +250,8 @@ class Tally:
             tenant.service += OUTPUT_COST * num
         tenant.gaps.clear()
 
-    def _count_recomputed(self, event: StepEvent) -> None:
-        for row in event.plan.rows:
-            before = self._computed_before.get(row.request_id, 0)
-            self.num_recomputed_tokens += max(0, min(before, row.start + row.num_tokens) - row.start)
-
     def _finish(self, event: FinishEvent) -> None:
         ride = self._rides.pop(event.request_id)
-        self._computed_before.pop(event.request_id, None)
         self.end_ns = max(self.end_ns, event.now_ns)
         totals, num_gaps = ride.tenant, event.num_output_tokens - 1
         is_complete = event.reason in (FinishReason.STOP, FinishReason.LENGTH)

@@ -14,6 +14,7 @@ from everystop.core.policy.fair_prefix import QUANTUM, FairPrefix
 from everystop.core.policy.priority import Priority
 from everystop.core.policy.shortest import Shortest
 from everystop.core.policy.static import Static, StaticPadded
+from everystop.core.policy.thrifty import Thrifty
 
 __all__ = [
     "AGEING_NS",
@@ -32,12 +33,23 @@ __all__ = [
     "Static",
     "StaticPadded",
     "Targets",
+    "Thrifty",
     "View",
     "Wait",
     "make_policy",
 ]
 
-POLICIES = ("continuous", "static", "static-padded", "priority", "shortest", "fair", "fair-prefix", "deadline")
+POLICIES = (
+    "continuous",
+    "static",
+    "static-padded",
+    "priority",
+    "shortest",
+    "fair",
+    "fair-prefix",
+    "deadline",
+    "thrifty",
+)
 
 _SHARES = ("weight", "max_running", "max_queued", "token_rate", "kv_share")
 TENANT_SETTINGS: Mapping[str, tuple[str, ...]] = {  # what of a tenant in the file of --tenants each policy honours
@@ -76,4 +88,6 @@ def make_policy(
         return FairPrefix(shares, quantum)
     if name == "deadline":
         return Deadline(targets, shares)
+    if name == "thrifty":
+        return Thrifty()
     raise ConfigError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")

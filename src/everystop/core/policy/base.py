@@ -29,7 +29,7 @@ class SlotUse(Enum):
     PADDED = "padded"
 
 
-def _nothing_matched(request: Request) -> int:
+def _no_tokens(request: Request) -> int:
     return 0
 
 
@@ -40,6 +40,8 @@ class View:
 
     `num_matched_tokens(request)` is the length of the request's longest prefix that the cache holds now, in tokens;
     asking pins nothing, and takes time in proportion to the request's blocks.
+    `num_private_tokens(request)` is how many tokens of a running request only its own blocks hold: what it would have
+    to compute again if it lost them; this takes as long.
     """
 
     now_ns: int = 0
@@ -53,7 +55,8 @@ class View:
     step_times: StepTimeModel = UNKNOWN_STEP_TIMES
     num_blocks: int = 0
     block_size: int = 1
-    num_matched_tokens: Callable[[Request], int] = _nothing_matched
+    num_matched_tokens: Callable[[Request], int] = _no_tokens
+    num_private_tokens: Callable[[Request], int] = _no_tokens
 
 
 class Policy:
@@ -64,6 +67,9 @@ class Policy:
     only `check_add` hears. With `may_displace`, the `claimant` (where no slot is free) or who is picked (where blocks
     are short) costs the tail of the keep order its place, if `displaces` says so and that one's key is greater.
     `barrier_reason` says why others wait when `pick` returns None.
+
+    A request that was preempted `max_preemptions` times boards and keeps its place before all others, in order of
+    arrival, whatever `pick` and `keep_key` say. So everyone ends even where keys change over time.
     """
 
     may_displace: bool = False
@@ -82,7 +88,9 @@ class Policy:
         raise NotImplementedError
 
     def on_admit(self, request: Request, view: View) -> None:
-        """Note that the request, which `pick` had named, has boarded, or is parked behind a sibling."""
+        """Note that the request, which `pick` or too many preemptions had named, has boarded, or is parked behind a
+        sibling.
+        """
         raise NotImplementedError
 
     def on_remove(self, request: Request, view: View) -> None:
@@ -96,6 +104,12 @@ class Policy:
     def keep_key(self, request: Request, view: View) -> tuple[int, ...]:
         """Smaller keeps slot and blocks longer; must end in `request_id` so that it is unique."""
         return (request.request_id,)
+
+    def may_return(self, request: Request, view: View) -> bool:
+        """One preempted `max_preemptions` times may board ahead of all others; False while a limit of its own forbids
+        it to board at all.
+        """
+        return True
 
     def claimant(self, view: View) -> Request | None:
         """Who may take a running request's place, as no slot is free; asked only with `may_displace`."""

@@ -113,6 +113,10 @@ class Fair(Policy):
             return first
         return None if until_ns is None else Wait(until_ns, WaitReason.TENANT_LIMIT)
 
+    def may_return(self, request: Request, view: View) -> bool:
+        account = self._accounts[request.tenant]
+        return account.paid_ns() <= view.now_ns and not account.is_full_for(request)
+
     def _first_of(self, accounts: Iterable[Account]) -> Request | None:
         """The first in line of the account that has been served least, of several the one that runs least."""
         heads = [
