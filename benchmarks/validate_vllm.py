@@ -50,8 +50,8 @@ PROFILED = "llama-3.1-8b"
 class WholeChunks(Scheduler):
     """Our scheduler with vLLM's rule for chunks: a prompt takes what is left of the budget, whoever waits."""
 
-    def _deal_decodes(self, plan: Any, now_ns: int) -> Any:
-        draft, prefilling = super()._deal_decodes(plan, now_ns)
+    def _deal_decodes(self, *arguments: Any) -> Any:
+        draft, prefilling = super()._deal_decodes(*arguments)
         draft.budget = _WholeBudget(draft.budget.tokens, None, self.kv.block_size)
         return draft, prefilling
 

@@ -26,4 +26,4 @@ def test_simulation_reads_the_trace_from_a_pipe(monkeypatch: pytest.MonkeyPatch)
     assert results["num_finished"] == 200
     assert results["setup"]["num_replicas"] == 4
     assert results["cpu_s"] > 0
-    assert 10 < results["peak_mb"] < 500
+    assert results["peak_mb"] > 10  # no bound from above: what starts a process lends it its own peak
