@@ -66,6 +66,23 @@ def test_follows_a_machine_that_becomes_half_as_fast() -> None:
     assert errors(fit.model) == pytest.approx([1] * 4, abs=0.1)
 
 
+def test_follows_a_machine_that_becomes_slow_after_long_exactness() -> None:
+    """If the usual deviation became nothing, no step that deviates could ever count."""
+    fit = StepTimeFit(TRUE)
+    step = features(4, 0, 0)
+    for _ in range(40_000):
+        fit.observe(step, round(TRUE.execute_ns(step)))
+    for _ in range(1_000):
+        fit.observe(step, round(2 * TRUE.execute_ns(step)))
+    assert fit.model.execute_ns(step) == pytest.approx(2 * TRUE.execute_ns(step), rel=0.1)
+
+
+def test_step_that_took_no_time_teaches_an_unknown_model_something() -> None:
+    fit = StepTimeFit(UNKNOWN_STEP_TIMES)
+    fit.observe(features(1, 0, 0), 0)
+    assert fit.model.execute_ns(features(1, 0, 0)) == pytest.approx(1, rel=0.01)
+
+
 def test_what_was_never_seen_stays_as_the_prior_has_it() -> None:
     fit = StepTimeFit(TRUE)
     for i in range(200):

@@ -115,7 +115,7 @@ class Admission:
         together = [*others, picked]
         if sum(self._kv.num_blocks_for(r.num_prompt_tokens + r.max_tokens) for r in together) <= num_blocks:
             return None
-        num_shared = self._num_shared(shared, others, batch)
+        num_shared = self._num_shared(shared, others)
         peak = peak_blocks([self._prospect(r) for r in together], self._kv.block_size, num_shared)
         peak += 200 * peak // (3 * isqrt(10_000 * len(together)))
         if peak <= num_blocks:
@@ -130,10 +130,8 @@ class Admission:
         expected = self.lengths.expect(num_output, request.max_tokens, request.request_id * _GOLDEN % _ONE)
         return Prospect(max(1, min(expected, request.max_tokens) - num_output), num_tokens)
 
-    def _num_shared(self, shared: list[int], others: Collection[Request], batch: Batch) -> int:
-        pool = self._kv.pool
-        num_elsewhere = batch.num_promised_blocks + sum(len(r.block_table) for r in batch.held.values())
-        num_in_use = pool.num_blocks - pool.num_free - num_elsewhere
+    def _num_shared(self, shared: list[int], others: Collection[Request]) -> int:
+        """How many blocks fewer these requests hold together than their tables have entries, one with `shared`."""
         num_in_tables = sum(len(request.block_table) for request in others)
-        already = sum(1 for block in shared if pool.ref_count[block] > 0)
-        return max(0, num_in_tables - num_in_use) + already
+        blocks = {block for request in others for block in request.block_table}
+        return num_in_tables - len(blocks) + sum(1 for block in shared if block in blocks)

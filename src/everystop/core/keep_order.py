@@ -30,6 +30,10 @@ class KeepOrder:
         """It has been preempted too often: it boards before and keeps before all others."""
         return 0 < request.num_preemptions >= self._max_preemptions
 
+    def is_protected(self, request: Request, *, boards_later: bool) -> bool:
+        """It does not lose its place to another: it is at the front, or would be before one who boards a step later."""
+        return request.num_preemptions + boards_later >= self._max_preemptions
+
     def key(self, request: Request, view: View) -> tuple[int, ...]:
         """Smaller keeps longer. Those at the front have an order that nothing changes, so the first of them ends."""
         key = self._keys.get(request.request_id)

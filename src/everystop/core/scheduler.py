@@ -127,6 +127,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._keep_order = KeepOrder(policy, limits.max_preemptions)
         self._front = WaitingLine()  # those preempted too often, while they wait
+        self._is_vacated = False  # somebody has lost his slot to a guest who has not boarded yet
         self._released: list[int] = []
         self._events: list[Event] = []
         self._next_step_id = 0
@@ -233,10 +234,11 @@ class Scheduler:
         self._next_step_id += 1
         plan.released, self._released = self._released, []
         guest = self._make_room(plan, now_ns)
+        num_displaced = len(plan.preempted)
         draft, prefilling = self._deal_decodes(plan, guest, now_ns)
         self._deal_chunks(draft, prefilling)
         self._take_blocks(draft)
-        if len(plan.preempted) > (guest is not None):
+        if len(plan.preempted) > num_displaced:
             self._note_wait(-1, WaitReason.AFTER_PREEMPT, now_ns)
         else:
             self._admit(draft)
@@ -249,13 +251,26 @@ class Scheduler:
         return plan
 
     def _make_room(self, plan: StepPlan, now_ns: int) -> Request | None:
-        """Where all slots are taken, a policy that displaces may give the tail's to a guest, who boards in this very
-        step and is returned.
+        """Where all slots are taken, a policy that displaces may give the tail's to a guest, who is returned and boards
+        before all others, in this step if there are tokens and blocks for it. If not, the slot is kept for whoever is
+        the claimant then.
         """
-        if not self.policy.may_displace or self.batch.free_slots or not self.num_waiting or not self.batch.running:
+        batch, is_vacated = self.batch, self._is_vacated
+        self._is_vacated = False
+        if not self.policy.may_displace or not self.num_waiting or not batch.running:
+            return None
+        if batch.free_slots and not is_vacated:
             return None
         guest = self.policy.claimant(self._look(now_ns))
-        return guest if guest is not None and self._displace_tail(guest, plan, now_ns) else None
+        if guest is None:
+            return None
+        self._check_waits(guest)
+        if self._find_sibling(guest, plan.step_id)[1] is not None:
+            return None  # it would be parked, and need no slot
+        if not batch.free_slots and not self._displace_tail(guest, plan, now_ns):
+            return None
+        self._is_vacated = True
+        return guest
 
     def _displace_tail(self, picked: Request, plan: StepPlan, now_ns: int, draft: _Draft | None = None) -> bool:
         """The last in keep order loses its place, if the policy would rather have `picked` on board. Who has lost his
@@ -263,8 +278,7 @@ class Scheduler:
         """
         view, keep_order = self._look(now_ns), self._keep_order
         tail = keep_order.tail(self.batch.running.values(), view)
-        # A guest boards at once; who is short of blocks boards a step later, after one that is at the front by then.
-        is_protected = tail.num_preemptions + bool(self.batch.free_slots) >= self.limits.max_preemptions
+        is_protected = keep_order.is_protected(tail, boards_later=bool(self.batch.free_slots))
         if is_protected or not keep_order.key_of_other(picked, view) < keep_order.key(tail, view):
             return False
         if not self.policy.displaces(picked, tail, view):
@@ -437,7 +451,7 @@ class Scheduler:
         """Let waiting requests board while slots, tokens and blocks last; the first that does not fit ends it."""
         while (picked := self._pick(draft)) is not None:
             if not self.batch.free_slots:
-                self._refuse_boarding(picked, WaitReason.NO_SLOT, draft)
+                self._note_wait(picked.request_id, WaitReason.NO_SLOT, draft.now_ns)
                 break
             source, is_parked = self._fork_source(picked, draft)
             if is_parked:
@@ -462,7 +476,7 @@ class Scheduler:
                 if self._drop_padding():
                     continue
                 need, have = self.kv.shortfall(picked, shared)
-                self._refuse_boarding(picked, WaitReason.NO_BLOCKS, draft, need, have)
+                self._refuse_boarding(picked, draft, need, have)
                 break
             self._board(picked, start, source, draft)
             self._deal(draft, picked, start, num_tokens)
@@ -474,15 +488,21 @@ class Scheduler:
         Never for one before whom all others make way, nor for a guest, for whom somebody has; where the policy
         displaces, those who would make way do not count.
         """
-        is_guest = bool(draft.plan.preempted) and not draft.plan.admitted
-        if self.admission is None or self._keep_order.is_front(picked) or is_guest:
+        if self.admission is None or self._keep_order.is_front(picked) or picked is draft.guest:
             return None
         others = list(self.batch.running.values())
-        if self.policy.may_displace and others:
-            view = self._look(draft.now_ns)
-            key, policy = self._keep_order.key(picked, view), self.policy
-            others = [r for r in others if self._keep_order.key(r, view) < key or not policy.displaces(picked, r, view)]
+        if self.policy.may_displace:
+            others = [r for r in others if not self._makes_way(r, picked, draft.now_ns)]
         return self.admission.shortfall(picked, shared, others, self.batch)
+
+    def _makes_way(self, request: Request, picked: Request, now_ns: int) -> bool:
+        """A running request would lose its place to the picked one, for which there is a slot, but too few blocks."""
+        view, keep_order = self._look(now_ns), self._keep_order
+        if keep_order.is_protected(request, boards_later=True):
+            return False
+        if keep_order.key(request, view) < keep_order.key(picked, view):
+            return False
+        return self.policy.displaces(picked, request, view)
 
     def _deal_leftover(self, draft: _Draft) -> None:
         """What nobody could board with goes to the last chunk, which was held to a share for their sake."""
@@ -500,9 +520,8 @@ class Scheduler:
         """Whom the policy lets board next; None, and a note of why, if nobody. Who lost his place in this step does not
         come back in it.
         """
-        if draft.guest is not None:
-            guest, draft.guest = draft.guest, None
-            return guest
+        if draft.guest is not None and draft.guest.state in (RequestState.WAITING, RequestState.PREEMPTED):
+            return draft.guest
         view = self._look(draft.now_ns)
         front = self._front.head()
         picked = front if front is not None and self.policy.may_return(front, view) else self.policy.pick(view)
@@ -520,47 +539,58 @@ class Scheduler:
             else:
                 self._last_wait = (-1, None)
             return None
-        if self.requests.get(picked.request_id) is not picked or picked.request_id in self.batch.running:
-            raise PolicyError(f"{type(self.policy).__name__} picked request {picked.request_id}, which does not wait")
+        self._check_waits(picked)
         if picked.request_id in draft.plan.preempted:
             self._note_wait(-1, WaitReason.AFTER_PREEMPT, draft.now_ns)
             return None
         return picked
 
-    def _refuse_boarding(
-        self, picked: Request, reason: WaitReason, draft: _Draft, need: int = 0, have: int = 0
-    ) -> None:
-        """Note why the picked request stays behind; a policy that displaces costs the tail its place, for the next
-        step. Not in a step that has admitted someone, who may have matched the blocks that the tail was to fill in it.
+    def _check_waits(self, picked: Request) -> None:
+        if self.requests.get(picked.request_id) is not picked or picked.request_id in self.batch.running:
+            raise PolicyError(f"{type(self.policy).__name__} picked request {picked.request_id}, which does not wait")
+
+    def _refuse_boarding(self, picked: Request, draft: _Draft, need: int, have: int) -> None:
+        """There are too few blocks for the picked request; a policy that displaces costs the tail its place, so that it
+        boards a step later. Not where enough are promised, nor in a step that has admitted someone, who may have
+        matched the blocks that the tail was to fill in it.
         """
-        self._note_wait(picked.request_id, reason, draft.now_ns, need, have)
+        self._note_wait(picked.request_id, WaitReason.NO_BLOCKS, draft.now_ns, need, have)
         if not self.policy.may_displace or not self.batch.running or draft.plan.admitted:
             return
+        if need - have <= self.batch.num_promised_blocks:
+            return
         num_before = len(draft.plan.preempted)
-        if reason is WaitReason.NO_BLOCKS and self._displace_tail(picked, draft.plan, draft.now_ns, draft):
+        if self._displace_tail(picked, draft.plan, draft.now_ns, draft):
             draft.strike(set(draft.plan.preempted[num_before:]))
 
     def _fork_source(self, request: Request, draft: _Draft) -> tuple[Request | None, bool]:
         """A running sibling whose prompt is computed; or (None, True) after parking the request behind one that is at
-        it. One that has matched blocks in this very step still is: copies come before the rows that fill those blocks.
+        it.
         """
-        siblings = self.siblings.of(request)
-        if len(siblings) == 1:
-            return None, False
-        num_needed = request.num_prompt_tokens - 1
-        busy = None
-        for sibling in siblings:
-            if sibling.request_id in self.batch.running:
-                if sibling.num_computed_tokens >= num_needed and sibling.last_matched_step < draft.plan.step_id:
-                    return sibling, False
-                busy = busy or sibling
+        source, busy = self._find_sibling(request, draft.plan.step_id)
         if busy is None:
-            return None, False
+            return source, False
         request.state = RequestState.FORKING
         self.siblings.park(request, busy)
         self._stop_waiting(request, draft.now_ns)
         self._events.append(WaitEvent(draft.now_ns, request.request_id, WaitReason.FORK, 0, 0, busy.request_id))
         return None, True
+
+    def _find_sibling(self, request: Request, step_id: int) -> tuple[Request | None, Request | None]:
+        """A running sibling whose prompt is computed, else one that is at it. One that has matched blocks in this very
+        step still is: copies come before the rows that fill those blocks.
+        """
+        siblings = self.siblings.of(request)
+        if len(siblings) == 1:
+            return None, None
+        num_needed = request.num_prompt_tokens - 1
+        busy = None
+        for sibling in siblings:
+            if sibling.request_id in self.batch.running:
+                if sibling.num_computed_tokens >= num_needed and sibling.last_matched_step < step_id:
+                    return sibling, None
+                busy = busy or sibling
+        return None, busy
 
     def _unpark(self, leader: Request, now_ns: int) -> None:
         """Those parked behind `leader` wait to board again: its prompt is computed, or it has left."""
@@ -580,6 +610,7 @@ class Scheduler:
         if not resumed and source is None:
             request.num_cached_tokens = start
         self.batch.board(request)
+        self._is_vacated = False
         self._stop_waiting(request, now_ns)
         plan.admitted.append(Admitted.of(request))
         forked_from = -1 if source is None else source.request_id

@@ -17,6 +17,7 @@ NO_PRIOR_STEPS = 0.001  # decides between columns that are the same
 SOLVE_EVERY = 8
 MAX_DEVIATIONS = 3.0
 _FIRST_DEVIATION = 0.1
+_LEAST_DEVIATION = 0.001  # from which it recovers soon, when steps begin to last longer
 _DEVIATION_SHARE = 0.02
 
 
@@ -95,13 +96,14 @@ class StepTimeFit:
         self._num_new = 0
 
     def observe(self, features: StepFeatures, time_ns: int) -> None:
-        """Learn that a step of these features took so long, in nanoseconds from 1."""
-        columns = (1, *features)
+        """Learn that a step of these features took so long, in nanoseconds; less than one counts as one."""
+        columns, time_ns = (1, *features), max(1, time_ns)
         predicted_ns = max(self.model.execute_ns(features), time_ns / 4)
         off = abs(time_ns - predicted_ns) / predicted_ns
         limit = MAX_DEVIATIONS * self.deviation
         weight = 1.0 if off <= limit else limit / off
         self.deviation += _DEVIATION_SHARE * (min(off, limit) - self.deviation)
+        self.deviation = max(self.deviation, _LEAST_DEVIATION)
         moments = self._prefills if features.prefill_pairs else self._decodes
         moments.add(columns, time_ns, weight / (predicted_ns * predicted_ns))
         self._num_new += 1

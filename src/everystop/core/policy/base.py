@@ -69,7 +69,8 @@ class Policy:
     `barrier_reason` says why others wait when `pick` returns None.
 
     A request that was preempted `max_preemptions` times boards and keeps its place before all others, in order of
-    arrival, whatever `pick` and `keep_key` say. So everyone ends even where keys change over time.
+    arrival, whatever `pick` and `keep_key` say. So everyone ends even where keys change over time. Only a claimant goes
+    before it, in a slot that was taken from the tail for its sake: nobody else would have had that one.
     """
 
     may_displace: bool = False
@@ -114,7 +115,9 @@ class Policy:
         return True
 
     def claimant(self, view: View) -> Request | None:
-        """Who may take a running request's place, as no slot is free; asked only with `may_displace`."""
+        """Who may take a running request's place, as no slot is free, or the slot that somebody has lost to one who
+        could not board yet; asked only with `may_displace`.
+        """
         picked = self.pick(view)
         return picked if isinstance(picked, Request) else None
 

@@ -149,4 +149,4 @@ class Deadline(Policy):
             self._due_ns[request.request_id] = now_ns + itl_ns
 
     def step_target_ns(self, view: View) -> int | None:
-        return max(0, min(self._due_ns.values()) - view.now_ns) if self._due_ns else None
+        return max(1, min(self._due_ns.values()) - view.now_ns) if self._due_ns else None

@@ -140,6 +140,7 @@ class Fair(Policy):
 
     def claimant(self, view: View) -> Request | None:
         """The next of the tenants that ask for little, in the order of their counters."""
+        self._accounts.settle_paid(view.now_ns)
         return self._first_of([a for a in self._accounts.competing() if self._asks_for_little(a, view)])
 
     def displaces(self, picked: Request, tail: Request, view: View) -> bool:
