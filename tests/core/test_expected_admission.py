@@ -230,3 +230,34 @@ def test_nothing_known_yet_lets_requests_board_and_end(policy: str) -> None:
         harness.add(make_request(i, 3 + i % 4, max_tokens=25))
     harness.run(max_turns=1_000)
     assert len(harness.finished) == 12
+
+
+def test_common_prefix_is_counted_once_beside_one_who_would_make_way() -> None:
+    """Three share 20 blocks with a fourth; the blocks of the least urgent, who would make way, are none of theirs."""
+    harness = Harness(make_scheduler(policy="priority", num_blocks=64, block_size=8, admission="expected"))
+    teach(harness, 20)
+    harness.add(make_request(9, 200, max_tokens=40, priority=9))
+    harness.turn()
+    for request_id in range(4):
+        prompt = [*range(5000, 5160), request_id]
+        harness.add(make_request(request_id, prompt, max_tokens=40, priority=5 * (request_id == 3)))
+        harness.turn()
+    assert boarded(harness)[-5:] == [9, 0, 1, 2, 3]
+    harness.run()
+
+
+@pytest.mark.parametrize("max_preemptions", [1, 8])
+def test_one_who_keeps_his_place_does_not_count_as_making_way(max_preemptions: int) -> None:
+    """An urgent one boards though two others are expected to grow, unless they have been preempted too often to go."""
+    scheduler = make_scheduler(
+        policy="priority", num_blocks=18, block_size=8, admission="expected", max_preemptions=max_preemptions
+    )
+    harness = Harness(scheduler)
+    teach(harness, 41)
+    for request_id in range(2):
+        harness.add(make_request(request_id, 7, max_tokens=60, priority=5))
+    harness.turn()
+    harness.add(make_request(2, 7, max_tokens=60, priority=0))
+    harness.turn()
+    assert (boarded(harness)[-1] == 2) == (max_preemptions == 8)
+    harness.run()

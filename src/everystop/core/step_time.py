@@ -1,10 +1,10 @@
 """How long a step takes, as a line over what its plan computes; the coefficients come from a fit, a file or a guess.
 
     t = step + token · tokens + decode_context · Σ context of decode rows + prefill_pair · Σ pairs of prefill rows
-        + row · rows + host
+        + row · rows
 
 A decode row is one of one token; its context is the tokens that it attends to. A prefill row of n tokens from position
-s on has n·s + n·(n + 1)/2 pairs of a token and one that it attends to. `host` is the time between steps.
+s on has n·s + n·(n + 1)/2 pairs of a token and one that it attends to.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ class StepTimeModel:
     decode_context_ns: float = 0.0
     prefill_pair_ns: float = 0.0
     row_ns: float = 0.0
-    host_ns: float = 0.0
 
     def execute_ns(self, features: StepFeatures) -> float:
-        """Time of a step of these features, without the host's."""
+        """Time of a step of these features."""
         num_tokens, decode_context, prefill_pairs, num_rows = features
         return (
             self.step_ns

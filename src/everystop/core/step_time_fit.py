@@ -84,7 +84,7 @@ class StepTimeFit:
 
     A step of another kind does not wash out what is known: steps with and without prefill fade apart, each by the
     number of its own kind. A step that is far off (the machine was busy with something else) counts as if it were off
-    by three times the usual deviation, after Huber. `host_ns` stays 0: a time observed here runs from update to update.
+    by three times the usual deviation, after Huber.
     """
 
     def __init__(self, prior: StepTimeModel) -> None:

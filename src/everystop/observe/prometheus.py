@@ -92,7 +92,11 @@ def _gauges(metrics: Metrics) -> Iterator[tuple[str, str, float]]:
     yield "num_requests_waiting", "Requests that have arrived and do not run", metrics.num_waiting
     yield "kv_cache_usage_perc", "Share of the KV blocks held by requests, 0 to 1", metrics.kv_usage
     yield "kv_cache_blocks", "Blocks of the KV cache", metrics.num_blocks
-    yield "step_target_seconds", "Latest target on the time of a step, 0 if there was none; under deadline it varies", metrics.step_target_s
+    yield (
+        "step_target_seconds",
+        "Latest target on the time of a step, 0 if there was none; under deadline it varies",
+        metrics.step_target_s,
+    )
 
 
 def _counters(metrics: Metrics) -> Iterator[tuple[str, str, float]]:

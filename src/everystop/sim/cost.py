@@ -42,6 +42,7 @@ class CostModel(StepTimeModel):
     says where the numbers come from, and `errors` how far they are off, as shares by name.
     """
 
+    host_ns: float = 0.0
     host_row_ns: float = 0.0
     request_ns: float = 0.0
     source: str = ""
