@@ -7,23 +7,27 @@ from __future__ import annotations
 from everystop.core.step_time import StepFeatures, StepTimeModel, num_pairs
 
 MIN_PREFILL_TOKENS = 16
+MARGIN_DEVIATIONS = 2
 
 
 class TimeBudget:
-    """Time that prompts may still take in the step being planned, so that it lasts `target_ns` at most, as predicted.
+    """Time that prompts may still take in the step being planned, so that it lasts `target_ns` at most.
 
-    Prompts get at least 16 tokens a step in all, lest they starve beside decoders that take up the whole target alone.
+    As predictions are off by a share of `deviation` in the mean, it aims below the target, by twice that share, so that
+    few steps exceed it. Prompts get at least 16 tokens a step in all, lest they starve beside decoders that take up the
+    whole target alone.
     """
 
-    def __init__(self, model: StepTimeModel, target_ns: int, decodes: StepFeatures) -> None:
+    def __init__(self, model: StepTimeModel, target_ns: int, decodes: StepFeatures, deviation: float = 0.0) -> None:
         self.target_ns = target_ns
+        self._aim_ns = target_ns / (1 + MARGIN_DEVIATIONS * deviation)
         self.predicted_ns = model.execute_ns(decodes)
         self._model = model
         self._num_tokens = 0
 
     def largest_chunk(self, start: int) -> int:
         """Most prefill tokens from position `start` on that a request may still have."""
-        in_time = self._model.largest_chunk(start, self.target_ns - self.predicted_ns)
+        in_time = self._model.largest_chunk(start, self._aim_ns - self.predicted_ns)
         return max(in_time, MIN_PREFILL_TOKENS - self._num_tokens)
 
     def spend(self, start: int, num_tokens: int) -> None:
