@@ -344,3 +344,17 @@ def test_request_preempted_often_enough_is_preempted_last(policy: str, depth: in
         num_watched += scheduler.num_watched
     assert num_watched > 20
     assert num_spared > 2
+
+
+def test_of_two_long_prompts_the_earlier_gets_no_less_than_the_later() -> None:
+    """80 tokens a step, blocks of 32: half of it, cut to a border, would leave the earlier one with a few."""
+    run = make_run("continuous", 0, block_size=32, num_blocks=500, max_num_batched_tokens=80, max_num_seqs=2)
+    earlier = run.add(make_request(0, 3_000, max_tokens=1))
+    for _ in range(5):
+        run.turn()
+    later = run.add(make_request(1, 3_000, max_tokens=1))
+    run.turn()
+    first, second = earlier.num_scheduled_through, later.num_scheduled_through
+    for _ in range(20):
+        run.turn()
+    assert earlier.num_scheduled_through - first >= later.num_scheduled_through - second >= 20 * 32

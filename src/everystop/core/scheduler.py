@@ -486,16 +486,14 @@ class Scheduler:
         return self.admission.shortfall(picked, shared, others, self.batch)
 
     def _deal_leftover(self, draft: _Draft) -> None:
-        """What nobody could board with goes to the last chunk, which was held to a share for their sake."""
-        if draft.budget.prefill_tokens <= 0 or not draft.chunks:
-            return
-        last = draft.chunks[-1]
-        end = last.start + last.num_tokens
-        extra = min(draft.budget.left_at(end), last.request.num_tokens - end)
-        if extra > 0:
-            last.num_tokens += extra
-            draft.budget.spend(end, extra, is_prefill=True)
-            self.kv.publish(last.request, end + extra)
+        """What was held back for others, and nobody could use, goes to those who have got some, in their order."""
+        for chunk in draft.chunks:
+            end = chunk.start + chunk.num_tokens
+            extra = min(draft.budget.left_at(end), chunk.request.num_tokens - end)
+            if extra > 0 and chunk.num_tokens > 1:
+                chunk.num_tokens += extra
+                draft.budget.spend(end, extra, is_prefill=True)
+                self.kv.publish(chunk.request, end + extra)
 
     def _pick(self, draft: _Draft) -> Request | None:
         """Whom the policy lets board next; None, and a note of why, if nobody. Who lost his place in this step does not
