@@ -34,10 +34,11 @@ from benchmarks.workloads import Dice, Job, Workload
 from everystop.core.admission import ADMISSIONS
 from everystop.core.events import AdmitEvent, Event, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
+from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import make_policy
 from everystop.core.request import FinishReason, Request, SamplingParams
-from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.scheduler import Scheduler
 from everystop.engine.loop import StepLoop
 from everystop.sim.cost import CostModel
 

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from everystop.core.kv_cache import KVCache
+from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import POLICIES, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.request import Request, SamplingParams
-from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.scheduler import Scheduler
 from everystop.observe.recorder import Recorder
 
 NUM_STEPS = 2_000
@@ -60,7 +61,7 @@ def make_scheduler(
     params = SamplingParams(max_tokens=max_tokens)
     for i in range(num_running + num_waiting):
         scheduler.add(Request(i, [i, *range(NUM_PROMPT_TOKENS - 1)], params, tenant=f"tenant {i % NUM_TENANTS}"), 0)
-    while len(scheduler.running) < num_running or any(r.is_prefilling for r in scheduler.running.values()):
+    while len(scheduler.running) < num_running or any(r.num_remaining > 1 for r in scheduler.running.values()):
         step(scheduler)
     return scheduler
 

@@ -25,9 +25,10 @@ import numpy as np
 from benchmarks.vllm_profile import LayerProfile, fit_profile
 from everystop.core.budget import StepBudget
 from everystop.core.kv_cache import KVCache
+from everystop.core.limits import Limits
 from everystop.core.policy import make_policy
 from everystop.core.request import Request, SamplingParams
-from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.scheduler import Scheduler
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import SimulatedRunner
 from everystop.sim.clock import Clock

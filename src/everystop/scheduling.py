@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from everystop.config import Config
+from everystop.core.limits import Limits
 from everystop.core.policy import QUANTUM, TENANT_SETTINGS, Share, Targets
-from everystop.core.scheduler import Limits
 from everystop.tenants import Tenant, Tenants, read_tenants
 
 NS_PER_MS = 1_000_000

@@ -20,11 +20,12 @@ from everystop.core.events import (
     WaitReason,
 )
 from everystop.core.kv_cache import KVCache
+from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import AGEING_NS, Policy, Share, Targets
 from everystop.core.policy import make_policy as make_core_policy
 from everystop.core.request import FinishReason, Request, RequestState, SamplingParams
-from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.loop import StepLoop, Turn
 
@@ -104,13 +105,13 @@ def make_scheduler(
 
 def state_of(request: Request | None) -> str:
     """The state of a request as the coverage counts it; "in flight" is a row on its way whatever else holds."""
-    if request is None or request.is_finished:
+    if request is None or request.state is RequestState.FINISHED:
         return "finished or unknown"
     if request.state is not RequestState.RUNNING:
         return str(request.state)
     if request.num_in_flight:
         return "in flight"
-    return "running-prefill" if request.is_prefilling else "running-decode"
+    return "running-prefill" if request.num_remaining > 1 else "running-decode"
 
 
 class Harness:

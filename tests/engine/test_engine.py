@@ -12,10 +12,11 @@ import pytest
 
 from everystop.core.errors import EngineDead
 from everystop.core.kv_cache import KVCache
+from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import make_policy
 from everystop.core.request import SamplingParams
-from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.scheduler import Scheduler
 from everystop.engine.engine import Engine
 from everystop.engine.messages import Abort, StepOutput, Submit
 

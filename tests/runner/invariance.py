@@ -14,10 +14,11 @@ from typing import Any
 
 from everystop.core.events import AdmitEvent, Event, FinishEvent, PreemptEvent, StepEvent
 from everystop.core.kv_cache import KVCache
+from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
 from everystop.core.policy import Continuous, Policy
 from everystop.core.request import FinishReason, Request, SamplingParams
-from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.scheduler import Scheduler
 from everystop.engine.loop import StepLoop
 from everystop.model.checkpoint import inspect_model
 from everystop.model.weights import LoadedModel, load_model

@@ -21,10 +21,10 @@ import uvloop
 
 from everystop.core.errors import ChatTemplateError
 from everystop.core.kv_cache import KVCache
+from everystop.core.limits import Limits as SchedulerLimits
 from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
 from everystop.core.policy import make_policy
 from everystop.core.request import SamplingParams
-from everystop.core.scheduler import Limits as SchedulerLimits
 from everystop.core.scheduler import Scheduler
 from everystop.engine.engine import Engine
 from everystop.server.listener import listen

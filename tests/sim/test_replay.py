@@ -19,10 +19,10 @@ from tests.core.hash_model import EOS, HashModelRunner
 from everystop.core.errors import RecordError, TenantQueueFull
 from everystop.core.events import ArrivalEvent, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
+from everystop.core.limits import Limits
 from everystop.core.policy import Share, Targets, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.request import SamplingParams
-from everystop.core.scheduler import Limits
 from everystop.engine.engine import Engine
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.observe.recorder import CALLS_PER_BATCH, Recorder

@@ -14,10 +14,10 @@ from tests.runner.models import make_runner, random_model
 
 from everystop.core.events import AdmitEvent, Event, FinishEvent, PreemptEvent, StepEvent
 from everystop.core.kv_cache import KVCache
+from everystop.core.limits import Limits
 from everystop.core.policy import make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.request import FinishReason, Request, SamplingParams
-from everystop.core.scheduler import Limits
 from everystop.engine.loop import StepLoop
 from everystop.observe.recorder import Recorder
 from everystop.runner.calibration import Room, measure_step_times

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from everystop.core.events import AdmitEvent, Event, FinishEvent, PreemptEvent, StepEvent
 from everystop.core.kv_cache import KVCache
+from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan
 from everystop.core.policy import Policy
 from everystop.core.request import Request, SamplingParams
-from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.scheduler import Scheduler
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import SimulatedRunner
 

@@ -8,10 +8,11 @@ from typing import Any, Protocol
 from everystop.core.errors import RequestError
 from everystop.core.events import Event, FinishEvent
 from everystop.core.kv_cache import KVCache
+from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy.base import Policy
 from everystop.core.request import Request
-from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 
 RECORD_VERSION = 1

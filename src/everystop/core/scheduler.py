@@ -29,6 +29,7 @@ from everystop.core.events import (
 from everystop.core.integrity import check_scheduler
 from everystop.core.keep_order import KeepOrder
 from everystop.core.kv_cache import KVCache
+from everystop.core.limits import Limits
 from everystop.core.pace import Pace
 from everystop.core.plan import Admitted, NewBlocks, Row, StepPlan, StepResult
 from everystop.core.policy.base import Policy, SlotUse, View, Wait
@@ -36,23 +37,6 @@ from everystop.core.policy.waiting import WaitingLine
 from everystop.core.request import FinishReason, Request, RequestState
 from everystop.core.siblings import Siblings
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a step and a sequence may use, and who boards; see the flags of the same names.
-
-    `admission` is one of `ADMISSIONS`: `greedy` lets whoever is next board as soon as there are blocks for what it is
-    now, `expected` when there are for what it and the running ones are expected to become.
-    """
-
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 256
-    max_num_prefill_tokens: int | None = None
-    max_model_len: int = 8192
-    max_preemptions: int = 8
-    admission: str = "greedy"
-    target_itl_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -505,16 +489,14 @@ class Scheduler:
         return self.policy.displaces(picked, request, view)
 
     def _deal_leftover(self, draft: _Draft) -> None:
-        """What nobody could board with goes to the last chunk, which was held to a share for their sake."""
-        if draft.budget.prefill_tokens <= 0 or not draft.chunks:
-            return
-        last = draft.chunks[-1]
-        end = last.start + last.num_tokens
-        extra = min(draft.budget.left_at(end), last.request.num_tokens - end)
-        if extra > 0:
-            last.num_tokens += extra
-            draft.budget.spend(end, extra, is_prefill=True)
-            self.kv.publish(last.request, end + extra)
+        """What was held back for others, and nobody could use, goes to those who have got some, in their order."""
+        for chunk in draft.chunks:
+            end = chunk.start + chunk.num_tokens
+            extra = min(draft.budget.left_at(end), chunk.request.num_tokens - end)
+            if extra > 0 and chunk.num_tokens > 1:
+                chunk.num_tokens += extra
+                draft.budget.spend(end, extra, is_prefill=True)
+                self.kv.publish(chunk.request, end + extra)
 
     def _pick(self, draft: _Draft) -> Request | None:
         """Whom the policy lets board next; None, and a note of why, if nobody. Who lost his place in this step does not

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from everystop.core.errors import ConfigError
 from everystop.core.events import Event, FinishEvent, StepEvent
+from everystop.core.limits import Limits
 from everystop.core.policy import Share
 from everystop.core.policy.fair import INPUT_COST, OUTPUT_COST
 from everystop.core.request import Request
-from everystop.core.scheduler import Limits
 from everystop.sim.routing import Sending, Station, nearest
 
 STEPS_AHEAD = 2

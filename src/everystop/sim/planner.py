@@ -13,7 +13,7 @@ from itertools import compress, takewhile
 from typing import Any, TypeVar
 
 from everystop.core.errors import ConfigError
-from everystop.core.scheduler import Limits
+from everystop.core.limits import Limits
 from everystop.sim.parallel import Workers
 from everystop.sim.probe import LEAST_REQUESTS, Point, Target, Workload, measure, saturation
 from everystop.sim.simulator import Setup

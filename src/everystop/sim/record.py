@@ -16,10 +16,11 @@ from typing import Any
 
 from everystop.core.errors import RecordError
 from everystop.core.kv_cache import KVCache
+from everystop.core.limits import Limits
 from everystop.core.policy import AGEING_NS, QUANTUM, Share, Targets, make_policy
 from everystop.core.recording import RECORD_VERSION
 from everystop.core.request import Request, SamplingParams
-from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import StepTimeModel
 from everystop.runner.simulated import FILLER_TOKEN
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from everystop.core.errors import ConfigError
 from everystop.core.events import Event
+from everystop.core.limits import Limits
 from everystop.core.policy import Share
 from everystop.core.request import Request
-from everystop.core.scheduler import Limits
 
 AFFINITY_SLACK = 8
 

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 from everystop.core.errors import ConfigError, RequestError
 from everystop.core.events import Event
 from everystop.core.kv_cache import KVCache
+from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import Share, make_policy
 from everystop.core.request import Request, SamplingParams
-from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.loop import StepLoop
 from everystop.sim.clock import Clock
