@@ -9,11 +9,10 @@ catch up, a prefill chunk many.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from everystop.core.admission import Admission
 from everystop.core.batch import Batch, Outstanding
 from everystop.core.budget import StepBudget, TimeBudget
+from everystop.core.draft import Chunk, Draft
 from everystop.core.errors import NeverFits, PolicyError, PromptTooLong, RequestError
 from everystop.core.events import (
     AdmitEvent,
@@ -37,41 +36,6 @@ from everystop.core.policy.waiting import WaitingLine
 from everystop.core.request import FinishReason, Request, RequestState
 from everystop.core.siblings import Siblings
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """Tokens dealt to a prefilling request: `num_tokens` from position `start` on."""
-
-    request: Request
-    start: int
-    num_tokens: int
-
-
-def _num_recomputed(chunk: _Chunk) -> int:
-    """How many of its tokens had been there before a preemption."""
-    return max(0, min(chunk.request.num_lost_tokens - chunk.start, chunk.num_tokens))
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A step being planned: who gets a row, before the rows are written; `guest` boards first, in somebody's place.
-
-    `skipped_from` says where those stood who have skipped blocks in this step.
-    """
-
-    plan: StepPlan
-    now_ns: int
-    budget: StepBudget
-    decoders: list[Request]
-    guest: Request | None
-    chunks: list[_Chunk] = field(default_factory=list)
-    skipped_from: dict[int, int] = field(default_factory=dict)
-
-    def strike(self, request_ids: set[int]) -> None:
-        """These requests get no row after all."""
-        self.decoders = [request for request in self.decoders if request.request_id not in request_ids]
-        self.chunks = [chunk for chunk in self.chunks if chunk.request.request_id not in request_ids]
 
 
 class Scheduler:
@@ -226,12 +190,13 @@ class Scheduler:
             self._note_wait(-1, WaitReason.AFTER_PREEMPT, now_ns)
         else:
             self._admit(draft)
-        riders = self._write_rows(draft)
+        riders = draft.write_rows()
+        if plan.rows and self.batch.held:
+            self._write_padded_rows(plan, riders)
         if not plan.is_noop:
-            num_recomputed = sum(map(_num_recomputed, draft.chunks))
             time = draft.budget.time
             promise = (0, 0) if time is None else (time.target_ns, round(time.predicted_ns))
-            self.batch.outstanding.append(Outstanding(plan, now_ns, riders, [], *promise, num_recomputed))
+            self.batch.outstanding.append(Outstanding(plan, now_ns, riders, [], *promise, draft.num_recomputed_tokens))
         return plan
 
     def _make_room(self, plan: StepPlan, now_ns: int) -> Request | None:
@@ -256,7 +221,7 @@ class Scheduler:
         self._is_vacated = True
         return guest
 
-    def _displace_tail(self, picked: Request, plan: StepPlan, now_ns: int, draft: _Draft | None = None) -> bool:
+    def _displace_tail(self, picked: Request, plan: StepPlan, now_ns: int, draft: Draft | None = None) -> bool:
         """The last in keep order loses its place, if the policy would rather have `picked` on board. Who has lost his
         too often already keeps it, but takes nobody else's for that.
         """
@@ -270,7 +235,7 @@ class Scheduler:
         self._preempt(tail, plan, now_ns, draft)
         return True
 
-    def _deal_decodes(self, plan: StepPlan, guest: Request | None, now_ns: int) -> tuple[_Draft, list[Request]]:
+    def _deal_decodes(self, plan: StepPlan, guest: Request | None, now_ns: int) -> tuple[Draft, list[Request]]:
         """One token to each running request with one to compute; those with more follow, in keep order."""
         limits, batch = self.limits, self.batch
         decoders, prefilling = self._catching_up()
@@ -285,7 +250,7 @@ class Scheduler:
         num_left = max(min(num_left, 1), num_left - batch.num_padded)
         time = self._time_budget(decoders, now_ns)
         budget = StepBudget(num_left, limits.max_num_prefill_tokens, self.kv.block_size, time)
-        return _Draft(plan, now_ns, budget, decoders, guest), prefilling
+        return Draft(plan, now_ns, budget, decoders, guest), prefilling
 
     def _time_budget(self, decoders: list[Request], now_ns: int) -> TimeBudget | None:
         """What the targets on a step's time leave to prompts; None where there is none: a gap between tokens concerns
@@ -309,7 +274,7 @@ class Scheduler:
                 decoders.append(request)
         return decoders, prefilling
 
-    def _deal_chunks(self, draft: _Draft, prefilling: list[Request]) -> None:
+    def _deal_chunks(self, draft: Draft, prefilling: list[Request]) -> None:
         """Deal prefill tokens in keep order; blocks filled here are matchable at once: those behind can skip them."""
         may_board = self.num_waiting > 0 and bool(self.batch.free_slots)
         for i, request in enumerate(prefilling):
@@ -321,12 +286,12 @@ class Scheduler:
             if num_tokens > 0:
                 self._deal(draft, request, start, num_tokens)
 
-    def _deal(self, draft: _Draft, request: Request, start: int, num_tokens: int) -> None:
-        draft.chunks.append(_Chunk(request, start, num_tokens))
+    def _deal(self, draft: Draft, request: Request, start: int, num_tokens: int) -> None:
+        draft.chunks.append(Chunk(request, start, num_tokens))
         draft.budget.spend(start, num_tokens, is_prefill=request.num_tokens - start > 1)
         self.kv.publish(request, start + num_tokens)
 
-    def _skip_matchable(self, request: Request, draft: _Draft) -> int:
+    def _skip_matchable(self, request: Request, draft: Draft) -> int:
         """Move a prefilling request past whole blocks that others have computed meanwhile; returns where its next row
         starts.
         """
@@ -345,7 +310,7 @@ class Scheduler:
             draft.plan.new_blocks.append(NewBlocks(request.request_id, first, tuple(request.block_table[first:end])))
         return new_start
 
-    def _take_blocks(self, draft: _Draft) -> None:
+    def _take_blocks(self, draft: Draft) -> None:
         """Give decoders that cross a block border their next block; without room, preempt from the tail of the keep
         order. Prefilling requests own their whole table since admission.
         """
@@ -361,7 +326,7 @@ class Scheduler:
         for request in growing:
             self._grow(request, draft.plan)
 
-    def _take_scarce_blocks(self, draft: _Draft, wants: set[int]) -> None:
+    def _take_scarce_blocks(self, draft: Draft, wants: set[int]) -> None:
         """In keep order, each takes its block or makes the last in order give up its own.
 
         The first in order thus never loses its blocks. Blocks that come back with a plan on its way are promised: who
@@ -396,7 +361,7 @@ class Scheduler:
             plan.new_blocks.append(NewBlocks(request.request_id, index, tuple(new)))
         return True
 
-    def _preempt(self, victim: Request, plan: StepPlan, now_ns: int, draft: _Draft | None = None) -> int:
+    def _preempt(self, victim: Request, plan: StepPlan, now_ns: int, draft: Draft | None = None) -> int:
         """Take slot and blocks away; `draft` is what has been dealt so far. Returns how many of the blocks come back
         only when an outstanding plan does.
         """
@@ -431,7 +396,7 @@ class Scheduler:
         if self.batch.held and self.policy.batch_ended(self._look(now_ns)):
             self._released += self.batch.free_held()
 
-    def _admit(self, draft: _Draft) -> None:
+    def _admit(self, draft: Draft) -> None:
         """Let waiting requests board while slots, tokens and blocks last; the first that does not fit ends it."""
         while (picked := self._pick(draft)) is not None:
             if not self.batch.free_slots:
@@ -466,7 +431,7 @@ class Scheduler:
             self._deal(draft, picked, start, num_tokens)
         self._deal_leftover(draft)
 
-    def _expected_shortfall(self, picked: Request, shared: list[int], draft: _Draft) -> tuple[int, int] | None:
+    def _expected_shortfall(self, picked: Request, shared: list[int], draft: Draft) -> tuple[int, int] | None:
         """(need, have) in blocks if the picked request should wait although there are blocks for what it is now.
 
         Never for one before whom all others make way, nor for a guest, for whom somebody has; where the policy
@@ -488,7 +453,7 @@ class Scheduler:
             return False
         return self.policy.displaces(picked, request, view)
 
-    def _deal_leftover(self, draft: _Draft) -> None:
+    def _deal_leftover(self, draft: Draft) -> None:
         """What was held back for others, and nobody could use, goes to those who have got some, in their order."""
         for chunk in draft.chunks:
             end = chunk.start + chunk.num_tokens
@@ -498,7 +463,7 @@ class Scheduler:
                 draft.budget.spend(end, extra, is_prefill=True)
                 self.kv.publish(chunk.request, end + extra)
 
-    def _pick(self, draft: _Draft) -> Request | None:
+    def _pick(self, draft: Draft) -> Request | None:
         """Whom the policy lets board next; None, and a note of why, if nobody. Who lost his place in this step does not
         come back in it.
         """
@@ -531,7 +496,7 @@ class Scheduler:
         if self.requests.get(picked.request_id) is not picked or picked.request_id in self.batch.running:
             raise PolicyError(f"{type(self.policy).__name__} picked request {picked.request_id}, which does not wait")
 
-    def _refuse_boarding(self, picked: Request, draft: _Draft, need: int, have: int) -> None:
+    def _refuse_boarding(self, picked: Request, draft: Draft, need: int, have: int) -> None:
         """There are too few blocks for the picked request; a policy that displaces costs the tail its place, so that it
         boards a step later. Not where enough are promised, nor in a step that has admitted someone, who may have
         matched the blocks that the tail was to fill in it.
@@ -545,7 +510,7 @@ class Scheduler:
         if self._displace_tail(picked, draft.plan, draft.now_ns, draft):
             draft.strike(set(draft.plan.preempted[num_before:]))
 
-    def _fork_source(self, request: Request, draft: _Draft) -> tuple[Request | None, bool]:
+    def _fork_source(self, request: Request, draft: Draft) -> tuple[Request | None, bool]:
         """A running sibling whose prompt is computed; or (None, True) after parking the request behind one that is at
         it.
         """
@@ -580,7 +545,7 @@ class Scheduler:
             request.state = RequestState.PREEMPTED if request.num_preemptions else RequestState.WAITING
             self._start_waiting(request, now_ns)
 
-    def _board(self, request: Request, start: int, source: Request | None, draft: _Draft) -> None:
+    def _board(self, request: Request, start: int, source: Request | None, draft: Draft) -> None:
         """Give a slot to a request that has its blocks; the first `start` tokens come from the cache or a sibling."""
         plan, now_ns = draft.plan, draft.now_ns
         resumed = request.num_preemptions > 0
@@ -622,29 +587,6 @@ class Scheduler:
                 self._events.append(WaitEvent(now_ns, request.request_id, own_reason, 0, 0, head_id))
         self._last_wait = (head_id, reason)
         self._events.append(WaitEvent(now_ns, head_id, reason, need, have, -1))
-
-    def _write_rows(self, draft: _Draft) -> list[tuple[Request, int]]:
-        """Write the plan's rows, and note what is in flight; returns the request and its epoch behind each row."""
-        rows, step_id = draft.plan.rows, draft.plan.step_id
-        riders: list[tuple[Request, int]] = []
-        for request in draft.decoders:
-            start = request.num_computed_tokens + request.num_in_flight
-            rows.append(tuple.__new__(Row, (request.request_id, start, 1, 0, 0)))  # in half the time of Row(...)
-            riders.append((request, request.epoch))
-            request.num_in_flight += 1
-            request.num_pending_samples += 1
-            request.last_served_step = step_id
-        for chunk in draft.chunks:
-            request, num_tokens = chunk.request, chunk.num_tokens
-            samples = chunk.start + num_tokens == request.num_tokens + request.num_pending_samples
-            rows.append(Row(request.request_id, chunk.start, num_tokens, 0, num_tokens - samples))
-            riders.append((request, request.epoch))
-            request.num_in_flight += num_tokens
-            request.num_pending_samples += samples
-            request.last_served_step = step_id
-        if rows and self.batch.held:
-            self._write_padded_rows(draft.plan, riders)
-        return riders
 
     def _write_padded_rows(self, plan: StepPlan, riders: list[tuple[Request, int]]) -> None:
         """Under static-padded, finished rows go on decoding until the whole batch is done, as in a padded `generate()`.

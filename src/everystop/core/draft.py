@@ -1,0 +1,68 @@
+"""A step being planned: who is dealt which tokens, until it is written as the rows of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from everystop.core.budget import StepBudget
+from everystop.core.plan import Row, StepPlan
+from everystop.core.request import Request
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Tokens dealt to a prefilling request: `num_tokens` from position `start` on."""
+
+    request: Request
+    start: int
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class Draft:
+    """Who gets a row, before the rows are written; `guest` boards first, in somebody's place.
+
+    `skipped_from` says where those stood who have skipped blocks in this step.
+    """
+
+    plan: StepPlan
+    now_ns: int
+    budget: StepBudget
+    decoders: list[Request]
+    guest: Request | None
+    chunks: list[Chunk] = field(default_factory=list)
+    skipped_from: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        """Tokens of the chunks that had been there before a preemption."""
+        num_recomputed = 0
+        for chunk in self.chunks:
+            num_recomputed += max(0, min(chunk.request.num_lost_tokens - chunk.start, chunk.num_tokens))
+        return num_recomputed
+
+    def strike(self, request_ids: set[int]) -> None:
+        """These requests get no row after all."""
+        self.decoders = [request for request in self.decoders if request.request_id not in request_ids]
+        self.chunks = [chunk for chunk in self.chunks if chunk.request.request_id not in request_ids]
+
+    def write_rows(self) -> list[tuple[Request, int]]:
+        """Write the plan's rows, and note what is in flight; returns the request and its epoch behind each row."""
+        rows, step_id = self.plan.rows, self.plan.step_id
+        riders: list[tuple[Request, int]] = []
+        for request in self.decoders:
+            start = request.num_computed_tokens + request.num_in_flight
+            rows.append(tuple.__new__(Row, (request.request_id, start, 1, 0, 0)))  # in half the time of Row(...)
+            riders.append((request, request.epoch))
+            request.num_in_flight += 1
+            request.num_pending_samples += 1
+            request.last_served_step = step_id
+        for chunk in self.chunks:
+            request, num_tokens = chunk.request, chunk.num_tokens
+            samples = chunk.start + num_tokens == request.num_tokens + request.num_pending_samples
+            rows.append(Row(request.request_id, chunk.start, num_tokens, 0, num_tokens - samples))
+            riders.append((request, request.epoch))
+            request.num_in_flight += num_tokens
+            request.num_pending_samples += samples
+            request.last_served_step = step_id
+        return riders
