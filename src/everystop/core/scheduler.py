@@ -36,6 +36,7 @@ from everystop.core.policy.waiting import WaitingLine
 from everystop.core.request import FinishReason, Request, RequestState
 from everystop.core.siblings import Siblings
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
+from everystop.core.wait_log import WaitLog
 
 
 class Scheduler:
@@ -79,7 +80,7 @@ class Scheduler:
         self._released: list[int] = []
         self._events: list[Event] = []
         self._next_step_id = 0
-        self._last_wait: tuple[int, WaitReason | None] = (-1, None)
+        self._wait_log = WaitLog(policy)
         has_targets = type(policy).step_target_ns is not Policy.step_target_ns
         self._pace = Pace(step_times) if has_targets or limits.target_itl_ns is not None else None
         self._charges = type(policy).charge is not Policy.charge  # most do not, and a call a row costs
@@ -187,7 +188,7 @@ class Scheduler:
         self._deal_chunks(draft, prefilling)
         self._take_blocks(draft)
         if len(plan.preempted) > num_displaced:
-            self._note_wait(-1, WaitReason.AFTER_PREEMPT, now_ns)
+            self._note_wait(None, WaitReason.AFTER_PREEMPT, now_ns)
         else:
             self._admit(draft)
         riders = draft.write_rows()
@@ -400,7 +401,7 @@ class Scheduler:
         """Let waiting requests board while slots, tokens and blocks last; the first that does not fit ends it."""
         while (picked := self._pick(draft)) is not None:
             if not self.batch.free_slots:
-                self._note_wait(picked.request_id, WaitReason.NO_SLOT, draft.now_ns)
+                self._note_wait(picked, WaitReason.NO_SLOT, draft.now_ns)
                 break
             source, is_parked = self._fork_source(picked, draft)
             if is_parked:
@@ -415,11 +416,11 @@ class Scheduler:
             contended = self.num_waiting > 1 and len(self.batch.free_slots) > 1
             num_tokens = draft.budget.share(start, picked.num_tokens - start, contended=contended)
             if num_tokens <= 0:
-                self._note_wait(picked.request_id, WaitReason.TOKEN_BUDGET, draft.now_ns)
+                self._note_wait(picked, WaitReason.TOKEN_BUDGET, draft.now_ns)
                 break
             lacking = self._expected_shortfall(picked, shared, draft)
             if lacking is not None:  # nobody's place would help: those whom it might take did not count
-                self._note_wait(picked.request_id, WaitReason.NO_BLOCKS, draft.now_ns, *lacking)
+                self._note_wait(picked, WaitReason.NO_BLOCKS, draft.now_ns, *lacking)
                 break
             if not self.kv.admit(picked, shared):
                 if self._drop_padding():
@@ -474,7 +475,7 @@ class Scheduler:
         picked = front if front is not None and self.policy.may_return(front, view) else self.policy.pick(view)
         if isinstance(picked, Wait):
             draft.plan.wake_at_ns = picked.until_ns
-            self._note_wait(-1, picked.reason, draft.now_ns)
+            self._note_wait(None, picked.reason, draft.now_ns)
             return None
         if picked is None:
             if view.num_waiting and not view.num_running and not self.batch.outstanding:
@@ -482,13 +483,13 @@ class Scheduler:
                     f"{type(self.policy).__name__} lets nobody board though nothing runs and {view.num_waiting} wait"
                 )
             if view.num_waiting > self.siblings.num_parked:
-                self._note_wait(-1, self.policy.barrier_reason, draft.now_ns)
+                self._note_wait(None, self.policy.barrier_reason, draft.now_ns)
             else:
-                self._last_wait = (-1, None)
+                self._wait_log.forget()
             return None
         self._check_waits(picked)
         if picked.request_id in draft.plan.preempted:
-            self._note_wait(-1, WaitReason.AFTER_PREEMPT, draft.now_ns)
+            self._note_wait(None, WaitReason.AFTER_PREEMPT, draft.now_ns)
             return None
         return picked
 
@@ -501,7 +502,7 @@ class Scheduler:
         boards a step later. Not where enough are promised, nor in a step that has admitted someone, who may have
         matched the blocks that the tail was to fill in it.
         """
-        self._note_wait(picked.request_id, WaitReason.NO_BLOCKS, draft.now_ns, need, have)
+        self._note_wait(picked, WaitReason.NO_BLOCKS, draft.now_ns, need, have)
         if not self.policy.may_displace or not self.batch.running or draft.plan.admitted:
             return
         if need - have <= self.batch.num_promised_blocks:
@@ -574,19 +575,11 @@ class Scheduler:
                 forked_from,
             )
         )
-        if self._last_wait[0] == request.request_id:
-            self._last_wait = (-1, None)
+        self._wait_log.forget(request)
 
-    def _note_wait(self, head_id: int, reason: WaitReason, now_ns: int, need: int = 0, have: int = 0) -> None:
-        """Record why the head waits, when that has changed, once for all behind it, and for those passed over."""
-        if self._last_wait == (head_id, reason):
-            return
-        if head_id >= 0 and head_id != self._last_wait[0] and self.num_waiting > 1:
-            self._events.append(WaitEvent(now_ns, -1, WaitReason.BEHIND, 0, 0, head_id))
-            for request, own_reason in self.policy.passed_over(self.requests[head_id]):
-                self._events.append(WaitEvent(now_ns, request.request_id, own_reason, 0, 0, head_id))
-        self._last_wait = (head_id, reason)
-        self._events.append(WaitEvent(now_ns, head_id, reason, need, have, -1))
+    def _note_wait(self, head: Request | None, reason: WaitReason, now_ns: int, need: int = 0, have: int = 0) -> None:
+        num_behind = 0 if head is None else self.num_waiting - 1
+        self._events += self._wait_log.note(head, reason, now_ns, need, have, num_behind)
 
     def _write_padded_rows(self, plan: StepPlan, riders: list[tuple[Request, int]]) -> None:
         """Under static-padded, finished rows go on decoding until the whole batch is done, as in a padded `generate()`.
@@ -705,8 +698,7 @@ class Scheduler:
         self.policy.on_remove(request, self._look(now_ns))
         if self.admission is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.admission.lengths.add(request.num_output_tokens)
-        if self._last_wait[0] == request.request_id:
-            self._last_wait = (-1, None)
+        self._wait_log.forget(request)
         self._events.append(FinishEvent.of(request, now_ns, self._next_step_id - 1, slot, reason, detail))
 
     def _alight(self, request: Request) -> None:
