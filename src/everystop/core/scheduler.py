@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from everystop.core.admission import Admission
 from everystop.core.batch import Batch, Outstanding
-from everystop.core.budget import StepBudget, TimeBudget
-from everystop.core.draft import Chunk, Draft
+from everystop.core.dealer import Dealer
+from everystop.core.draft import Draft
 from everystop.core.errors import NeverFits, PolicyError, PromptTooLong, RequestError
 from everystop.core.events import (
     AdmitEvent,
@@ -83,6 +83,7 @@ class Scheduler:
         self._wait_log = WaitLog(policy)
         has_targets = type(policy).step_target_ns is not Policy.step_target_ns
         self._pace = Pace(step_times) if has_targets or limits.target_itl_ns is not None else None
+        self._dealer = Dealer(limits, self.batch, policy, self._keep_order, self._pace)
         self._charges = type(policy).charge is not Policy.charge  # most do not, and a call a row costs
 
     @property
@@ -184,8 +185,9 @@ class Scheduler:
         plan.released, self._released = self._released, []
         guest = self._make_room(plan, now_ns)
         num_displaced = len(plan.preempted)
-        draft, prefilling = self._deal_decodes(plan, guest, now_ns)
-        self._deal_chunks(draft, prefilling)
+        draft, prefilling = self._dealer.deal_decodes(plan, guest, self._look(now_ns))
+        may_board = self.num_waiting > 0 and bool(self.batch.free_slots)
+        self._dealer.deal_chunks(draft, prefilling, may_board=may_board)
         self._take_blocks(draft)
         if len(plan.preempted) > num_displaced:
             self._note_wait(None, WaitReason.AFTER_PREEMPT, now_ns)
@@ -235,81 +237,6 @@ class Scheduler:
             return False
         self._preempt(tail, plan, now_ns, draft)
         return True
-
-    def _deal_decodes(self, plan: StepPlan, guest: Request | None, now_ns: int) -> tuple[Draft, list[Request]]:
-        """One token to each running request with one to compute; those with more follow, in keep order."""
-        limits, batch = self.limits, self.batch
-        decoders, prefilling = self._catching_up()
-        if len(decoders) > limits.max_num_batched_tokens:
-            view = self._look(now_ns)
-            decoders.sort(key=lambda r: (r.last_served_step, self._keep_order.key(r, view)))
-            del decoders[limits.max_num_batched_tokens :]
-        if len(prefilling) > 1:
-            view = self._look(now_ns)
-            prefilling.sort(key=lambda r: self._keep_order.key(r, view))
-        num_left = limits.max_num_batched_tokens - len(decoders)
-        num_left = max(min(num_left, 1), num_left - batch.num_padded)
-        time = self._time_budget(decoders, now_ns)
-        budget = StepBudget(num_left, limits.max_num_prefill_tokens, self.kv.block_size, time)
-        return Draft(plan, now_ns, budget, decoders, guest), prefilling
-
-    def _time_budget(self, decoders: list[Request], now_ns: int) -> TimeBudget | None:
-        """What the targets on a step's time leave to prompts; None where there is none: a gap between tokens concerns
-        decoders only.
-        """
-        if self._pace is None:
-            return None
-        target_itl_ns = self.limits.target_itl_ns if decoders else None
-        targets = (target_itl_ns, self.policy.step_target_ns(self._look(now_ns)))
-        return self._pace.budget(targets, decoders, self.batch.num_padded)
-
-    def _catching_up(self) -> tuple[list[Request], list[Request]]:
-        """Running requests with one token to compute, and those with more."""
-        decoders, prefilling = [], []
-        for request in self.batch.running.values():
-            num_expected = len(request.token_ids) + request.num_pending_samples
-            remaining = num_expected - request.num_computed_tokens - request.num_in_flight
-            if remaining > 1:
-                prefilling.append(request)
-            elif remaining == 1 and num_expected - request.num_prompt_tokens < request.max_tokens:
-                decoders.append(request)
-        return decoders, prefilling
-
-    def _deal_chunks(self, draft: Draft, prefilling: list[Request]) -> None:
-        """Deal prefill tokens in keep order; blocks filled here are matchable at once: those behind can skip them."""
-        may_board = self.num_waiting > 0 and bool(self.batch.free_slots)
-        for i, request in enumerate(prefilling):
-            if draft.budget.prefill_tokens <= 0:
-                break
-            start = self._skip_matchable(request, draft)
-            contended = may_board or i + 1 < len(prefilling)
-            num_tokens = draft.budget.share(start, request.num_tokens - start, contended=contended)
-            if num_tokens > 0:
-                self._deal(draft, request, start, num_tokens)
-
-    def _deal(self, draft: Draft, request: Request, start: int, num_tokens: int) -> None:
-        draft.chunks.append(Chunk(request, start, num_tokens))
-        draft.budget.spend(start, num_tokens, is_prefill=request.num_tokens - start > 1)
-        self.kv.publish(request, start + num_tokens)
-
-    def _skip_matchable(self, request: Request, draft: Draft) -> int:
-        """Move a prefilling request past whole blocks that others have computed meanwhile; returns where its next row
-        starts.
-        """
-        start = request.num_scheduled_through
-        block_size = self.kv.block_size
-        if not self.kv.enable_prefix_caching or (request.num_in_flight and start % block_size):
-            return start
-        new_start = self.kv.rematch(request, start)
-        if new_start > start:
-            draft.skipped_from[request.request_id] = start
-            request.last_matched_step = draft.plan.step_id
-            if request.num_preemptions == 0:
-                request.num_cached_tokens += new_start - start
-            request.num_computed_tokens += new_start - start
-            first, end = start // block_size, new_start // block_size
-            draft.plan.new_blocks.append(NewBlocks(request.request_id, first, tuple(request.block_table[first:end])))
-        return new_start
 
     def _take_blocks(self, draft: Draft) -> None:
         """Give decoders that cross a block border their next block; without room, preempt from the tail of the keep
@@ -429,8 +356,8 @@ class Scheduler:
                 self._refuse_boarding(picked, draft, need, have)
                 break
             self._board(picked, start, source, draft)
-            self._deal(draft, picked, start, num_tokens)
-        self._deal_leftover(draft)
+            self._dealer.deal(draft, picked, start, num_tokens)
+        self._dealer.deal_leftover(draft)
 
     def _expected_shortfall(self, picked: Request, shared: list[int], draft: Draft) -> tuple[int, int] | None:
         """(need, have) in blocks if the picked request should wait although there are blocks for what it is now.
@@ -453,16 +380,6 @@ class Scheduler:
         if keep_order.key(request, view) < keep_order.key(picked, view):
             return False
         return self.policy.displaces(picked, request, view)
-
-    def _deal_leftover(self, draft: Draft) -> None:
-        """What was held back for others, and nobody could use, goes to those who have got some, in their order."""
-        for chunk in draft.chunks:
-            end = chunk.start + chunk.num_tokens
-            extra = min(draft.budget.left_at(end), chunk.request.num_tokens - end)
-            if extra > 0 and chunk.num_tokens > 1:
-                chunk.num_tokens += extra
-                draft.budget.spend(end, extra, is_prefill=True)
-                self.kv.publish(chunk.request, end + extra)
 
     def _pick(self, draft: Draft) -> Request | None:
         """Whom the policy lets board next; None, and a note of why, if nobody. Who lost his place in this step does not
