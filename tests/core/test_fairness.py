@@ -86,7 +86,8 @@ def test_budget_smaller_than_the_decoders_makes_them_take_turns(
         harness.add(make_request(i, 2, max_tokens=40))
     harness.turn()
     harness.turn()
-    scheduler.limits = type(scheduler.limits)(max_num_seqs=12, max_num_batched_tokens=max_num_batched_tokens)
+    limits = type(scheduler.limits)(max_num_seqs=12, max_num_batched_tokens=max_num_batched_tokens)
+    scheduler.limits = scheduler._dealer.limits = limits
     start = len(harness.plans)
     harness.run()
     assert max(len(plan.rows) for plan in harness.plans[start:]) == min(num_decoders, max_num_batched_tokens)

@@ -17,7 +17,7 @@ class Dealer:
     """Writes who computes how much into the draft of a step; lets nobody board, and takes nobody's place or blocks."""
 
     def __init__(self, limits: Limits, batch: Batch, policy: Policy, keep_order: KeepOrder, pace: Pace | None) -> None:
-        self._limits = limits
+        self.limits = limits
         self._batch = batch
         self._kv = batch.kv
         self._policy = policy
@@ -26,7 +26,7 @@ class Dealer:
 
     def deal_decodes(self, plan: StepPlan, guest: Request | None, view: View) -> tuple[Draft, list[Request]]:
         """One token to each running request with one to compute; those with more follow, in keep order."""
-        limits, batch = self._limits, self._batch
+        limits, batch = self.limits, self._batch
         decoders, prefilling = self._catching_up()
         if len(decoders) > limits.max_num_batched_tokens:
             decoders.sort(key=lambda r: (r.last_served_step, self._keep_order.key(r, view)))
@@ -45,7 +45,7 @@ class Dealer:
         """
         if self._pace is None:
             return None
-        target_itl_ns = self._limits.target_itl_ns if decoders else None
+        target_itl_ns = self.limits.target_itl_ns if decoders else None
         targets = (target_itl_ns, self._policy.step_target_ns(view))
         return self._pace.budget(targets, decoders, self._batch.num_padded)
 
