@@ -100,7 +100,13 @@ ALLOWED = {
         PARAMS,
         ERRORS,
     },
-    "everystop.sim": {"everystop.core", "everystop.engine.loop", "everystop.runner.simulated", PROTOCOL},
+    "everystop.sim": {
+        "everystop.core",
+        "everystop.engine.loop",
+        "everystop.runner.calibration",
+        "everystop.runner.simulated",
+        PROTOCOL,
+    },
     "everystop.cli": {
         "everystop.core.policy:POLICIES",
         "everystop.server",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,26 @@ def test_results_say_what_was_simulated(simulate: Command) -> None:
     assert results["num_finished"] == 50
     assert set(results["tenants"]) == {"ann", "bob"}
     assert results["duration_s"] > 49 / 50 * 3
+
+
+def test_requests_ask_for_the_longest_output_of_the_trace(simulate: Command) -> None:
+    """Every output has 5 to 11 tokens. Admission goes by what is asked for, until it has seen how many come."""
+    plain = simulate()
+    assert plain["setup"]["max_tokens"] == 11
+    assert simulate("--limit", "3")["setup"]["max_tokens"] == 7
+    crowded = ["--dilate-time", "0.1", "--num-blocks", "40"]
+    results = [simulate(*crowded, "--max-tokens", "600"), simulate(*crowded)]
+    assert all(each["num_output_tokens"] == plain["num_output_tokens"] for each in results)
+    assert results[0]["ttft_ms"]["mean"] > results[1]["ttft_ms"]["mean"]
+
+
+def test_trace_from_a_pipe_is_read_once(simulate: Command) -> None:
+    os.mkfifo("pipe.csv")
+    writer = threading.Thread(target=lambda: Path("pipe.csv").write_text(TRACE))
+    writer.start()
+    results = simulate("--trace", "pipe.csv")
+    writer.join()
+    assert (results["num_finished"], results["setup"]["max_tokens"]) == (60, None)
 
 
 def test_settings_of_the_scheduler_change_the_outcome(simulate: Command) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import tracemalloc
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -28,11 +29,13 @@ from everystop.sim.traces import TraceRequest
 
 MS = 10**6
 STEADY = CostModel(step_ns=MS)
+STOP = 1
 LINE = CostModel(step_ns=MS, token_ns=20_000, decode_context_ns=50, prefill_pair_ns=10, row_ns=5_000, host_ns=1_000)
 
 
 def make_setup(**changes: Any) -> Setup:
-    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 4096, "target_itl_ns": None}
+    limits: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 4096}
+    limits |= {"target_itl_ns": None, "admission": "greedy"}
     limits |= {name: changes.pop(name) for name in tuple(changes) if name in limits}
     if "batch_wait_ns" in changes:
         changes["policy_settings"] = {"batch_wait_ns": changes.pop("batch_wait_ns")}
@@ -106,14 +109,21 @@ def reference_run(trace: list[TraceRequest], setup: Setup) -> dict[str, list[int
         block_size=setup.block_size,
         enable_prefix_caching=setup.enable_prefix_caching,
     )
-    scheduler = Scheduler(setup.limits, kv, make_policy(setup.policy, **setup.policy_settings), setup.cost)
-    loop = StepLoop(scheduler, SimulatedRunner(setup.cost.plan_ns, clock.advance), lambda: clock.now_ns)
+    policy = make_policy(setup.policy, **setup.policy_settings)
+    scheduler = Scheduler(setup.limits, kv, policy, setup.measured_step_times())
+    ends = {(i, one.num_prompt_tokens + one.num_output_tokens - 1) for i, one in enumerate(trace)}
+    runner = SimulatedRunner(
+        setup.cost.plan_ns,
+        clock.advance,
+        lambda row: STOP if (row.request_id, row.start + row.num_tokens) in ends else 0,
+    )
+    loop = StepLoop(scheduler, runner, lambda: clock.now_ns)
     arrived, tokens, ended = {}, {i: [] for i in range(len(trace))}, {}
     waiting = list(enumerate(trace))
     while waiting or scheduler.has_work:
         while waiting and waiting[0][1].arrival_ns <= clock.now_ns:
             i, one = waiting.pop(0)
-            params = SamplingParams(max_tokens=one.num_output_tokens)
+            params = SamplingParams(max_tokens=setup.max_tokens or one.num_output_tokens, stop_token_ids=(STOP,))
             keys = one.block_keys(setup.block_size)
             request = Request(
                 i,
@@ -160,6 +170,30 @@ def test_figures_are_those_of_the_plainest_loop(policy: str, num_blocks: int) ->
         for ns in durations:
             histogram.add(ns)
         assert results[name] == histogram.in_ms(), name
+
+
+@pytest.mark.parametrize("policy", ["continuous", "thrifty", "deadline"])
+def test_figures_are_those_of_the_plainest_loop_where_admission_expects(policy: str) -> None:
+    """Every request asks for 100 tokens and brings 1 to 30: both know its length when it has ended, not before."""
+    setup = make_setup(policy=policy, num_blocks=20, cost=LINE, admission="expected", max_tokens=100)
+    trace = list(random_trace(150, num_ids=4))
+    results = Simulation(setup).run(trace)
+    for name, durations in reference_run(trace, setup).items():
+        assert results[name]["max"] == round(max(durations) / MS, 3), name
+    knowing = reference_run(trace, replace(setup, max_tokens=None))
+    assert max(knowing["ttft_ms"]) != round(results["ttft_ms"]["max"] * MS), "who knows each length does otherwise"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_greedy_admission_cares_for_no_length_that_a_request_asks_for(policy: str) -> None:
+    """What is refused is refused for its own length: 60 + 60 tokens do not fit the 8 blocks."""
+    trace = [*random_trace(100, num_ids=4), traced(400, 60, 60), traced(401, 60, 30)]
+    runs = [
+        run(trace, policy=policy, num_blocks=8, batch_wait_ns=4 * MS, max_tokens=max_tokens, cost=LINE)
+        for max_tokens in (None, 1, 70, 10_000)
+    ]
+    assert runs[0]["num_refused"] > 0
+    assert all(results == runs[0] for results in runs)
 
 
 def test_figures_are_those_of_the_plainest_loop_where_steps_are_planned_by_time() -> None:

@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everystop.cli import calibrate, settings, simulate
+from everystop.cli import settings, simulate
+from everystop.cli.costs import read_cost
 from everystop.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,14 +75,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     question = make_question(arguments)
     options = simulate.trace_options(arguments)
+    workload = Workload(list(read_trace(arguments.trace, options)))
     setup = simulate.make_setup(
         config,
-        calibrate.read_cost(arguments.cost),
+        read_cost(arguments.cost),
         num_blocks=arguments.num_blocks,
         num_replicas=max(question.replicas),
         router=arguments.router,
+        max_tokens=workload.longest_output if arguments.max_tokens is None else arguments.max_tokens,
     )
-    workload = Workload(list(read_trace(arguments.trace, options)))
     with Workers(num_jobs(arguments)) as workers, progress_bar(show=sys.stderr.isatty()) as progress:
         plan = make_plan(question, workload, setup, workers, progress)
     figures = plan_figures(

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everystop.cli import calibrate, settings
+from everystop.cli import settings
+from everystop.cli.costs import MEASURED, read_cost
 from everystop.config import KV_CACHE, SCHEDULER, Config
 from everystop.core.errors import ConfigError
 
@@ -53,7 +54,7 @@ def add_machine_options(parser: Any) -> None:
     add(
         "--cost",
         metavar="NAME",
-        default=calibrate.MEASURED,
+        default=MEASURED,
         help="step times: measured (the default) for those that calibrate keeps for this machine, a file that it "
         "wrote, or a preset, GPU:MODEL",
     )
@@ -77,6 +78,13 @@ def add_trace_options(group: Any) -> None:
     add("--scale-lengths", metavar="X", type=float, default=1.0, help="multiply all lengths by X (default: 1)")
     add("--dilate-time", metavar="Y", type=float, default=1.0, help="multiply times between arrivals by Y (default: 1)")
     add("--limit", metavar="N", type=int, help="read only the first N requests")
+    add(
+        "--max-tokens",
+        metavar="N",
+        type=int,
+        help="tokens that every request asks for; its output still ends where the trace says (default: the longest "
+        "output of the trace; of a pipe, as many as fit)",
+    )
 
 
 def add_slo_options(group: Any) -> None:
@@ -96,12 +104,14 @@ def scheduler_fields() -> Iterator[dataclasses.Field[Any]]:
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, and print the results."""
     config = settings.make_config(arguments)
-    from everystop.sim.report import describe_run, run_trace
+    from everystop.sim.report import describe_run
+    from everystop.sim.run import run_trace
 
     setup = make_setup(
         config,
-        calibrate.read_cost(arguments.cost),
+        read_cost(arguments.cost),
         num_blocks=arguments.num_blocks,
+        max_tokens=arguments.max_tokens,
         num_replicas=arguments.replicas,
         router=arguments.router,
         slo=make_slo(arguments),

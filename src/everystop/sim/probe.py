@@ -96,6 +96,11 @@ class Workload:
         """Prompt and output of the longest request."""
         return max(request.num_prompt_tokens + request.num_output_tokens for request in self._requests)
 
+    @property
+    def longest_output(self) -> int:
+        """Tokens of the longest output."""
+        return max(request.num_output_tokens for request in self._requests)
+
     def whole_laps(self, num: int) -> int:
         """At least `num`; beyond the trace's own requests as many as whole laps have."""
         return num if num <= len(self._requests) else len(self._requests) * -(-num // len(self._requests))
