@@ -19,8 +19,6 @@ from everystop.core.errors import ConfigError
 if TYPE_CHECKING:
     from everystop.sim.planner import Progress, Question
 
-NUM_STEPS = 8
-
 
 def add_parser(commands: Any) -> None:
     """Describe the command and its options; those of trace, machine and scheduler are those of `simulate`."""
@@ -139,7 +137,9 @@ def parse_rates(text: str) -> list[float]:
         raise ConfigError(f"--rates is {text!r}; write numbers, such as 0.5,1,2 or 1..16") from None
     if not 0 < low < high < float("inf"):
         raise ConfigError(f"--rates is {text!r}; a range goes up from a number above 0, such as 1..16")
-    return [float(f"{low * (high / low) ** (i / (NUM_STEPS - 1)):.4g}") for i in range(NUM_STEPS)]
+    from everystop.sim.planner import equal_ratios
+
+    return equal_ratios(low, high)
 
 
 def write_files(folder: Path, figures: Mapping[str, Any]) -> None:

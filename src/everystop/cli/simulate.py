@@ -13,6 +13,8 @@ from everystop.cli import settings
 from everystop.cli.costs import MEASURED, read_cost
 from everystop.config import KV_CACHE, SCHEDULER, Config
 from everystop.core.errors import ConfigError
+from everystop.sim.routing import ROUTERS
+from everystop.sim.traces import FORMATS
 
 if TYPE_CHECKING:
     from everystop.sim.cost import StepCost
@@ -58,7 +60,7 @@ def add_machine_options(parser: Any) -> None:
         help="step times: measured (the default) for those that calibrate keeps for this machine, a file that it "
         "wrote, or a preset, GPU:MODEL",
     )
-    add("--router", default="round-robin", help="round-robin (default), least-loaded, prefix-affinity or fair")
+    add("--router", default=ROUTERS[0], help=f"{', '.join(ROUTERS)} (default: {ROUTERS[0]})")
     groups = {title: parser.add_argument_group(title) for title in GROUPS}
     for field in scheduler_fields():
         settings.add_option(groups.get(field.metadata["group"], groups[SCHEDULER]), field)
@@ -74,7 +76,7 @@ def add_trace_options(group: Any) -> None:
     """What is read, and how it is changed."""
     add = group.add_argument
     add("--trace", metavar="FILE", type=Path, required=True, help="requests with arrival times and lengths")
-    add("--format", help="azure, mooncake, sharegpt, tenant or own (default: as the first line looks)")
+    add("--format", help=f"{', '.join(FORMATS)} (default: as the first line looks)")
     add("--scale-lengths", metavar="X", type=float, default=1.0, help="multiply all lengths by X (default: 1)")
     add("--dilate-time", metavar="Y", type=float, default=1.0, help="multiply times between arrivals by Y (default: 1)")
     add("--limit", metavar="N", type=int, help="read only the first N requests")
@@ -124,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def trace_options(arguments: argparse.Namespace) -> TraceOptions:
     """How the trace is read; raises ConfigError."""
-    from everystop.sim.traces import FORMATS, TraceOptions
+    from everystop.sim.traces import TraceOptions
 
     if arguments.format is not None and arguments.format not in FORMATS:
         raise ConfigError(f"--format is {arguments.format!r}; choose one of {', '.join(FORMATS)}")

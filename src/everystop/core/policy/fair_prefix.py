@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from heapq import nsmallest
 
-from everystop.core.policy.accounts import ONE, Account, Share
+from everystop.core.policy.accounts import Account, Share
 from everystop.core.policy.base import View, Wait
+from everystop.core.policy.competition import ONE
 from everystop.core.policy.fair import Fair
 from everystop.core.request import Request, RequestState
 
