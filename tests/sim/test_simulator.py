@@ -15,13 +15,16 @@ import pytest
 from everystop.core.errors import ConfigError
 from everystop.core.events import ArrivalEvent, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
+from everystop.core.plan import Row, StepPlan
 from everystop.core.policy import POLICIES, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.step_time import StepFeatures
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import SimulatedRunner
 from everystop.sim.clock import Clock
-from everystop.sim.cost import CostModel
+from everystop.sim.cost import CostModel, StepCost
+from everystop.sim.roofline import find_preset
 from everystop.sim.routing import AFFINITY_SLACK, ROUTERS, RoundRobin, least_loaded, prefix_affinity
 from everystop.sim.simulator import Setup, Simulation
 from everystop.sim.tally import Histogram, Slo
@@ -204,6 +207,29 @@ def test_figures_are_those_of_the_plainest_loop_where_steps_are_planned_by_time(
         assert results[name]["max"] == round(max(durations) / MS, 3), name
     free = run(trace, cost=LINE)
     assert results["itl_ms"]["max"] < 1.7 < 2.2 < free["itl_ms"]["max"]
+
+
+@pytest.mark.parametrize("cost", [LINE, find_preset("h200:llama-3.1-8b")])
+def test_step_times_are_those_that_a_server_measures_at_its_start(cost: StepCost) -> None:
+    """Whatever the cost model is, the scheduler starts with a line through a few steps with short contexts."""
+    known = make_setup(cost=cost).measured_step_times()
+    plan = StepPlan(0, [Row(i, 0, 1, 0, 0) for i in range(8)])
+    assert known.execute_ns(StepFeatures.of(plan)) == pytest.approx(cost.plan_ns(plan), rel=0.05)
+    assert not isinstance(known, CostModel)
+
+
+def test_roofline_has_its_first_steps_planned_by_time() -> None:
+    """A prompt joins a decode: in one chunk of 368 ms, also where nothing is known of step times, or in chunks of what
+    is known at the start, which is too little by a fifth, since nothing longer than 128 tokens was measured.
+    """
+    cost = find_preset("h200:qwen3-32b")
+    assert cost is not None
+    trace = [traced(0, 1, 3), traced(1, 4_000, 3)]
+    itl_ms = [
+        run(trace, cost=cost, num_blocks=300, max_num_batched_tokens=8_192, target_itl_ns=target_ns)["itl_ms"]["max"]
+        for target_ns in (None, 40 * MS)
+    ]
+    assert itl_ms[1] <= 40 * 1.3 < itl_ms[0] / 5
 
 
 def test_tenants_add_up_to_everyone() -> None:
