@@ -96,6 +96,26 @@ def test_settings_of_the_scheduler_change_the_outcome(simulate: Command) -> None
     assert simulate("--check")["e2e_ms"] == plain["e2e_ms"] == simulate("--format", "tenant")["e2e_ms"]
 
 
+def test_settings_come_from_file_and_environment_as_for_serve(
+    simulate: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "serve.toml").write_text('max-num-seqs = 7\nmax-num-batched-tokens = 70\nport = 9\npolicy = "fair"\n')
+    monkeypatch.setenv("EVERYSTOP_POLICY", "shortest")
+    setup = simulate("--config", "serve.toml", "--max-num-batched-tokens", "71")["setup"]
+    assert setup["policy"] == "shortest"
+    assert setup["limits"]["max_num_seqs"] == 7
+    assert setup["limits"]["max_num_batched_tokens"] == 71
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan"])
+def test_help_says_where_settings_come_from(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    text = capsys.readouterr().out
+    assert "--config FILE" in text
+    assert "EVERYSTOP_MAX_NUM_SEQS" in text
+
+
 def test_every_setting_of_the_scheduler_is_an_option() -> None:
     """A setting that `serve` has under these titles needs no change here; two have no meaning in virtual time."""
     offered = {field.name for field in scheduler_fields()}

@@ -54,7 +54,7 @@ class Account:
     num_blocks: int = 0
     _boarding_gap_ns: int = 0
     _first_since_ns: int = 0
-    _has_queue: bool = False
+    _left_a_queue: bool = False
 
     @classmethod
     def under(cls, share: Share, view: View) -> Account:
@@ -103,10 +103,10 @@ class Account:
         """A request is on board, with its blocks."""
         self.running[request.request_id] = len(request.block_table)
         self.num_blocks += len(request.block_table)
-        if self._has_queue:
+        if self._left_a_queue:
             gap_ns = now_ns - self._first_since_ns
             self._boarding_gap_ns = (3 * self._boarding_gap_ns + gap_ns) // 4 if self._boarding_gap_ns else gap_ns
-        self._has_queue = len(self.line) > 0
+        self._left_a_queue = len(self.line) > 0
         self._first_since_ns = now_ns
 
     def boarding_gap_ns(self, now_ns: int) -> int:
