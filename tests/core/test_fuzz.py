@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from tests.core.fuzz import ABORT_WEIGHTS, fuzz
-from tests.core.harness import POLICIES
+
+from everystop.core.policy import POLICIES
 
 
 def required(num_steps: int) -> dict[str, int]:

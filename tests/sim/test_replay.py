@@ -8,8 +8,8 @@ import logging
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.core.fuzz import ABORT_RATES, STEPS_PER_EPISODE, Episode
@@ -19,7 +19,7 @@ from tests.core.hash_model import EOS, HashModelRunner
 from everystop.core.errors import RecordError, TenantQueueFull
 from everystop.core.events import ArrivalEvent, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import Share, Targets, make_policy
+from everystop.core.policy import POLICIES, PolicySettings, Share, Targets, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.request import SamplingParams
 from everystop.core.scheduler import Limits
@@ -28,37 +28,24 @@ from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.observe.recorder import CALLS_PER_BATCH, Recorder
 from everystop.sim.replay import recorded_events, replay
 
-POLICIES = (
-    "continuous",
-    "static",
-    "static-padded",
-    "priority",
-    "shortest",
-    "fair",
-    "fair-prefix",
-    "deadline",
-    "thrifty",
-)
-AGEING_NS = 3_000_000
 SHARES = {
     "key-of-ann": Share(0.5, token_rate=3_000.0, kv_share=0.6),
     "b": Share(2.0, 2, max_queued=3, ttft_ns=20_000_000),
     "c": Share(token_rate=400.0, kv_share=0.3),
 }
-QUANTUM = 70
-TARGETS = Targets(9_000_000, 2_000_000)
+SETTINGS = PolicySettings(
+    batch_wait_ns=2_000_000, ageing_ns=3_000_000, shares=SHARES, quantum=70, targets=Targets(9_000_000, 2_000_000)
+)
 TTFT_NS = (None, 3_000_000, 50_000_000)
 SENTINEL = 1_734_261_985
 
 
 def record_workload(path: Path, *, policy: str = "continuous", depth: int = 0, num_requests: int = 40) -> Harness:
     """A small run with every kind of call, recorded; the prompts hold a sentinel token."""
-    settings: dict[str, Any] = {"batch_wait_ns": 2_000_000, "ageing_ns": AGEING_NS}
-    settings |= {"shares": SHARES, "quantum": QUANTUM, "targets": TARGETS}
-    recorder = Recorder(path, policy=policy, **settings)
+    recorder = Recorder(path, policy, SETTINGS)
     kv = KVCache(num_blocks=24, block_size=4, enable_prefix_caching=True)
     limits = Limits(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=80)
-    scheduler = RecordingScheduler(limits, kv, make_policy(policy, **settings), recorder)
+    scheduler = RecordingScheduler(limits, kv, make_policy(policy, SETTINGS), recorder)
     harness = Harness(scheduler, depth=depth)
     for i in range(0, num_requests, 4):
         prompt = [SENTINEL] * 9 + [i % 8]
@@ -126,17 +113,16 @@ class RecordedEpisode(Episode):
         super().__init__(seed, policy, depth, abort_rate)
         plain = self.harness.scheduler
         wait_ns = getattr(plain.policy, "batch_wait_ns", 0)
-        settings: dict[str, Any] = {"batch_wait_ns": wait_ns, "ageing_ns": AGEING_NS}
-        settings |= {"shares": SHARES, "quantum": QUANTUM, "targets": TARGETS}
-        self.recorder = Recorder(path, policy=policy, **settings)
-        scheduler = RecordingScheduler(plain.limits, plain.kv, make_policy(policy, **settings), self.recorder)
+        settings = replace(SETTINGS, batch_wait_ns=wait_ns)
+        self.recorder = Recorder(path, policy, settings)
+        scheduler = RecordingScheduler(plain.limits, plain.kv, make_policy(policy, settings), self.recorder)
         self.harness = Harness(scheduler, depth=depth, is_checking=False)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_run_of_the_engine_thread_replays_with_identical_plans(depth: int, tmp_path: Path) -> None:
     """Real clock, real arrival order: what other threads submit and abort while steps run."""
-    recorder = Recorder(tmp_path / "run.gz", policy="continuous")
+    recorder = Recorder(tmp_path / "run.gz", "continuous", PolicySettings())
     kv = KVCache(num_blocks=60, block_size=4, enable_prefix_caching=True)
     scheduler = RecordingScheduler(Limits(max_num_seqs=8, max_model_len=100), kv, make_policy("continuous"), recorder)
     engine = Engine(scheduler, HashModelRunner(num_blocks=60, block_size=4), eos_token_ids=(EOS,), depth=depth)
@@ -228,10 +214,10 @@ def test_another_policy_serves_the_same_tokens_in_virtual_time(tmp_path: Path) -
 
 
 def test_refusals_of_a_full_queue_replay_and_stay_away_under_other_policies(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"shares": {"b": Share(max_running=1, max_queued=2)}}
-    recorder = Recorder(tmp_path / "run.gz", policy="fair", **settings)
+    settings = PolicySettings(shares={"b": Share(max_running=1, max_queued=2)})
+    recorder = Recorder(tmp_path / "run.gz", "fair", settings)
     kv = KVCache(num_blocks=24, block_size=4, enable_prefix_caching=True)
-    scheduler = RecordingScheduler(Limits(max_num_seqs=4), kv, make_policy("fair", **settings), recorder)
+    scheduler = RecordingScheduler(Limits(max_num_seqs=4), kv, make_policy("fair", settings), recorder)
     harness = Harness(scheduler)
     for i in range(40):
         with suppress(TenantQueueFull):
@@ -251,8 +237,8 @@ def test_refusals_of_a_full_queue_replay_and_stay_away_under_other_policies(tmp_
 
 def test_what_another_policy_refuses_does_not_end_its_replay(tmp_path: Path) -> None:
     """The limits are in the record whatever its policy, but only `fair` holds to them."""
-    settings: dict[str, Any] = {"shares": {"": Share(max_running=1, max_queued=0)}}
-    recorder = Recorder(tmp_path / "run.gz", policy="continuous", **settings)
+    settings = PolicySettings(shares={"": Share(max_running=1, max_queued=0)})
+    recorder = Recorder(tmp_path / "run.gz", "continuous", settings)
     kv = KVCache(num_blocks=24, block_size=4, enable_prefix_caching=True)
     harness = Harness(RecordingScheduler(Limits(), kv, make_policy("continuous"), recorder))
     for i in range(6):
@@ -274,7 +260,7 @@ def test_files_that_are_no_records_are_refused(tmp_path: Path) -> None:
 
 
 def test_full_disk_ends_the_record_but_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder(Path("/dev/full"), policy="continuous")
+    recorder = Recorder(Path("/dev/full"), "continuous", PolicySettings())
     with caplog.at_level(logging.WARNING):
         for i in range(50 * CALLS_PER_BATCH):
             recorder.aborted(i, i)

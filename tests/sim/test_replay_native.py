@@ -14,7 +14,7 @@ from tests.runner.models import make_runner, random_model
 
 from everystop.core.events import AdmitEvent, Event, FinishEvent, PreemptEvent, StepEvent
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import make_policy
+from everystop.core.policy import PolicySettings, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.request import FinishReason, Request, SamplingParams
 from everystop.core.scheduler import Limits
@@ -66,13 +66,14 @@ class Traffic:
 
 def record_run(path: Path, policy: str, depth: int, target_itl_ns: int | None = None) -> list[Event]:
     """Drive the loop for `NUM_STEPS` executed steps, then until all requests have ended."""
-    recorder = Recorder(path, policy=policy, batch_wait_ns=200_000)
+    settings = PolicySettings(batch_wait_ns=200_000)
+    recorder = Recorder(path, policy, settings)
     runner = make_runner(random_model("llama", "int8"), num_blocks=22, block_size=BLOCK_SIZE, max_num_batched_tokens=48)
     kv = KVCache(num_blocks=22, block_size=BLOCK_SIZE, enable_prefix_caching=True)
     limits = Limits(max_num_seqs=8, max_num_batched_tokens=48, max_model_len=160, target_itl_ns=target_itl_ns)
     room = Room(num_blocks=22, block_size=BLOCK_SIZE, max_num_seqs=8, max_num_batched_tokens=48)
     times = measure_step_times(runner, room)
-    scheduler = RecordingScheduler(limits, kv, make_policy(policy, batch_wait_ns=200_000), recorder, times)
+    scheduler = RecordingScheduler(limits, kv, make_policy(policy, settings), recorder, times)
     loop = StepLoop(scheduler, runner, time.monotonic_ns, depth=depth)
     traffic = Traffic(scheduler, seed=depth)
     events: list[Event] = []

@@ -14,7 +14,7 @@ import pytest
 from everystop.core.errors import ConfigError
 from everystop.core.events import ArrivalEvent, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import POLICIES, make_policy
+from everystop.core.policy import POLICIES, PolicySettings, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.engine.loop import StepLoop
@@ -35,7 +35,7 @@ def make_setup(**changes: Any) -> Setup:
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 4096, "target_itl_ns": None}
     limits |= {name: changes.pop(name) for name in tuple(changes) if name in limits}
     if "batch_wait_ns" in changes:
-        changes["policy_settings"] = {"batch_wait_ns": changes.pop("batch_wait_ns")}
+        changes["policy_settings"] = PolicySettings(batch_wait_ns=changes.pop("batch_wait_ns"))
     defaults: dict[str, Any] = {"num_blocks": 200, "block_size": 16, "cost": STEADY, "check": True}
     return Setup(limits=Limits(**limits), **(defaults | changes))
 
@@ -106,7 +106,7 @@ def reference_run(trace: list[TraceRequest], setup: Setup) -> dict[str, list[int
         block_size=setup.block_size,
         enable_prefix_caching=setup.enable_prefix_caching,
     )
-    scheduler = Scheduler(setup.limits, kv, make_policy(setup.policy, **setup.policy_settings), setup.cost)
+    scheduler = Scheduler(setup.limits, kv, make_policy(setup.policy, setup.policy_settings), setup.cost)
     loop = StepLoop(scheduler, SimulatedRunner(setup.cost.plan_ns, clock.advance), lambda: clock.now_ns)
     arrived, tokens, ended = {}, {i: [] for i in range(len(trace))}, {}
     waiting = list(enumerate(trace))

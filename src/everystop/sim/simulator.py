@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
@@ -16,7 +16,8 @@ from everystop.core.errors import ConfigError, RequestError
 from everystop.core.events import Event
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import Share, make_policy
+from everystop.core.policy import PolicySettings, Share, Work, make_policy
+from everystop.core.policy.shortest import remaining_prompt
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
@@ -33,7 +34,7 @@ from everystop.sim.traces import TraceRequest
 class Setup:
     """What is simulated: `num_replicas` equal servers behind a router, and what is demanded of them.
 
-    `policy_settings` are the keyword arguments of `make_policy`.
+    With `oracle` the policy `shortest` knows how long each output will be.
     """
 
     limits: Limits
@@ -42,7 +43,8 @@ class Setup:
     cost: StepCost
     enable_prefix_caching: bool = True
     policy: str = "continuous"
-    policy_settings: Mapping[str, Any] = field(default_factory=dict)
+    policy_settings: PolicySettings = field(default_factory=PolicySettings)
+    oracle: bool = False
     num_replicas: int = 1
     router: str = "round-robin"
     slo: Slo = field(default_factory=Slo)
@@ -59,20 +61,11 @@ class Setup:
     @property
     def shares(self) -> Mapping[str, Share]:
         """What tenants may use, by name."""
-        shares: Mapping[str, Share] = self.policy_settings.get("shares") or {}
-        return shares
+        return self.policy_settings.shares
 
     def as_data(self) -> dict[str, Any]:
         """All of it as plain data."""
-        settings = {name: _plain(value) for name, value in self.policy_settings.items()}
-        return asdict(replace(self, policy_settings=settings))
-
-
-def _plain(value: Any) -> Any:
-    """Named tuples as objects of their fields, also within a mapping."""
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return value._asdict() if hasattr(value, "_asdict") else value
+        return asdict(self) | {"policy_settings": self.policy_settings.as_data()}
 
 
 class Witness(Protocol):
@@ -115,7 +108,7 @@ class Replica:
     to it that an arrival meets the state of its own time.
     """
 
-    def __init__(self, setup: Setup, witness: Witness) -> None:
+    def __init__(self, setup: Setup, witness: Witness, work: Work | None = None) -> None:
         self.clock = Clock()
         self.ready_ns = NEVER_NS
         self.heard: list[Event] = []  # of its latest step, for a router that hears of it
@@ -125,7 +118,7 @@ class Replica:
             block_size=setup.block_size,
             enable_prefix_caching=setup.enable_prefix_caching,
         )
-        policy = make_policy(setup.policy, **setup.policy_settings)
+        policy = make_policy(setup.policy, setup.policy_settings, work=work)
         # Where steps are planned by time, the server has measured some at its start: those of the cost model.
         known = setup.cost if isinstance(setup.cost, StepTimeModel) else UNKNOWN_STEP_TIMES
         self._scheduler = Scheduler(setup.limits, self._kv, policy, known)
@@ -194,7 +187,9 @@ class Simulation:
     def __init__(self, setup: Setup, witness: Witness | None = None) -> None:
         self.setup = setup
         self.tally = Tally(setup.slo, request_ns=round(setup.cost.request_ns))
-        self.replicas = [Replica(setup, witness or self.tally) for _ in range(setup.num_replicas)]
+        self._num_output_tokens = array("i")  # of each request of the trace so far, for the oracle
+        work = self._num_remaining if setup.oracle else None
+        self.replicas = [Replica(setup, witness or self.tally, work) for _ in range(setup.num_replicas)]
         self._router = make_router(setup.router, limits=setup.limits, block_size=setup.block_size, shares=setup.shares)
         self._fairness = FairnessIndex({name: share.weight for name, share in setup.shares.items()})
         self._border_ns = WINDOW_NS
@@ -208,11 +203,16 @@ class Simulation:
         """
         for request_id, traced in enumerate(trace):
             now_ns = traced.arrival_ns
+            self._num_output_tokens.append(traced.num_output_tokens)
             self._advance(now_ns)
             keys = traced.block_keys(self.setup.block_size) if self.setup.enable_prefix_caching else []
             self._send(self._router.take(_make_request(request_id, traced, keys), self.replicas, now_ns), now_ns)
         self._advance(NEVER_NS)
         return self.results()
+
+    def _num_remaining(self, request: Request) -> int:
+        """Tokens that are still to be computed or generated, as only the trace knows."""
+        return remaining_prompt(request) + self._num_output_tokens[request.request_id] - request.num_output_tokens
 
     def _send(self, sendings: Iterable[Sending], now_ns: int) -> None:
         for index, request in sendings:
