@@ -52,7 +52,7 @@ def make_scheduler(
     params = SamplingParams(max_tokens=max_tokens)
     for i in range(num_running + num_waiting):
         scheduler.add(Request(i, [i, *range(NUM_PROMPT_TOKENS - 1)], params), 0)
-    while len(scheduler.running) < num_running or any(r.is_prefilling for r in scheduler.running.values()):
+    while len(scheduler.running) < num_running or any(r.num_remaining > 1 for r in scheduler.running.values()):
         step(scheduler)
     return scheduler
 

@@ -66,9 +66,7 @@ def test_policy_gets_the_shares_of_the_file(tmp_path: Path, policy: str) -> None
 
 def test_quantum_is_that_of_the_flag_and_of_its_policy_only() -> None:
     assert policy_settings(Config(policy="fair-prefix", fair_quantum=7)).quantum == 7
-    with pytest.raises(
-        ConfigError, match="--fair-quantum needs --policy fair-prefix; it has no effect"
-    ):
+    with pytest.raises(ConfigError, match="--fair-quantum needs --policy fair-prefix; it has no effect"):
         Config(policy="fair", fair_quantum=7)
 
 

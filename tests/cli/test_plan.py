@@ -83,6 +83,16 @@ def test_files_hold_results_and_flags_that_serve_takes(tmp_path: Path, capsys: p
     assert settings.make_config(words, {}) == config
 
 
+def test_recommended_file_can_be_given_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*WANTED, "--out", "out", "--policy", "shortest"]) == 0
+    capsys.readouterr()
+    given = [word for word in WANTED if word not in ("--max-num-seqs", "2", "--max-num-batched-tokens", "64")]
+    assert cli.main([*given, "--config", "out/recommended.toml", "--json"]) == 0
+    setup = json.loads(capsys.readouterr().out)["setup"]
+    assert setup["policy"] == "shortest"
+    assert (setup["limits"]["max_num_seqs"], setup["limits"]["max_num_batched_tokens"]) == (2, 64)
+
+
 def test_pictures_are_drawn_light_and_dark_the_same_each_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,6 +125,14 @@ def test_variables_that_are_no_settings_are_known() -> None:
     assert config(EVERYSTOP_HOME="/x", EVERYSTOP_ISA="avx2", EVERYSTOPPED="1", PATH="/bin") == Config()
 
 
+def test_help_names_the_unit_of_a_time() -> None:
+    for field in settings.flag_fields():
+        shown = settings.metavar(field.metadata["flag"], field.metadata["parse"])
+        assert (shown == "MS") == field.name.endswith("_ms"), field.name
+    assert settings.metavar("--ageing", float) == "SECONDS"
+    assert settings.metavar("--max-num-seqs", int) == "N"
+
+
 def test_help_names_each_default_once() -> None:
     for field in settings.flag_fields():
         text = settings.help_text(field)

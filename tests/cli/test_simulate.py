@@ -74,12 +74,41 @@ def test_settings_of_the_scheduler_change_the_outcome(simulate: Command) -> None
     assert simulate("--check")["e2e_ms"] == plain["e2e_ms"] == simulate("--format", "tenant")["e2e_ms"]
 
 
+def test_settings_come_from_file_and_environment_as_for_serve(
+    simulate: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "serve.toml").write_text('max-num-seqs = 7\nmax-num-batched-tokens = 70\nport = 9\npolicy = "fair"\n')
+    monkeypatch.setenv("EVERYSTOP_POLICY", "shortest")
+    setup = simulate("--config", "serve.toml", "--max-num-batched-tokens", "71")["setup"]
+    assert setup["policy"] == "shortest"
+    assert setup["limits"]["max_num_seqs"] == 7
+    assert setup["limits"]["max_num_batched_tokens"] == 71
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan"])
+def test_help_says_where_settings_come_from(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    text = capsys.readouterr().out
+    assert "--config FILE" in text
+    assert "EVERYSTOP_MAX_NUM_SEQS" in text
+
+
 def test_every_setting_of_the_scheduler_is_an_option() -> None:
     """A setting that `serve` has under these titles needs no change here; two have no meaning in virtual time."""
     offered = {field.name for field in scheduler_fields()}
     for field in settings.flag_fields():
         is_of_scheduler = field.metadata["group"] in ("scheduler", "KV cache") or field.name == "max_model_len"
         assert (field.name in offered) == (is_of_scheduler and field.name not in ("record", "kv_cache_memory")), field
+
+
+def test_oracle_changes_the_order_and_needs_its_policy(simulate: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--policy", "shortest", "--max-num-seqs", "1", "--ageing", "1000000")
+    blind, knowing = simulate(*words), simulate(*words, "--oracle")
+    assert knowing["setup"]["oracle"]
+    assert knowing["e2e_ms"]["mean"] < blind["e2e_ms"]["mean"]
+    assert cli.main(["simulate", "--trace", "trace.csv", "--cost", "cost.json", "--oracle"]) != 0
+    assert "an oracle needs --policy shortest" in capsys.readouterr().err
 
 
 def test_tenants_of_a_file_get_service_by_weight(simulate: Command, tmp_path: Path) -> None:

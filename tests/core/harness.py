@@ -91,13 +91,13 @@ def make_scheduler(
 
 def state_of(request: Request | None) -> str:
     """The state of a request as the coverage counts it; "in flight" is a row on its way whatever else holds."""
-    if request is None or request.is_finished:
+    if request is None or request.state is RequestState.FINISHED:
         return "finished or unknown"
     if request.state is not RequestState.RUNNING:
         return str(request.state)
     if request.num_in_flight:
         return "in flight"
-    return "running-prefill" if request.is_prefilling else "running-decode"
+    return "running-prefill" if request.num_remaining > 1 else "running-decode"
 
 
 class Harness:

@@ -82,13 +82,6 @@ class PoolMachine(RuleBasedStateMachine):
         if block in self.cached:
             self.cached.remove(block)
 
-    @rule()
-    def clear_cached(self) -> None:
-        self.pool.clear_cached()
-        for block in self.cached:
-            del self.published[self.key_of(block)]  # type: ignore[arg-type]
-        self.cached.clear()
-
     @invariant()
     def agrees_with_the_model(self) -> None:
         self.pool.check_integrity(dict(+self.references))

@@ -18,7 +18,7 @@ from tests.core.harness import make_request, make_scheduler
 from everystop.core.events import PreemptEvent
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import POLICIES, Deadline, Targets
-from everystop.core.request import Request
+from everystop.core.request import Request, RequestState
 from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import StepTimeModel
 from everystop.engine.loop import StepLoop
@@ -207,7 +207,7 @@ def test_long_prompt_computes_something_in_every_step_however_deep_it_is() -> No
             run.add(make_request(next(ids), 300, max_tokens=1))
         before = long.num_scheduled_through
         run.turn()
-        assert long.num_scheduled_through > before or long.is_finished
+        assert long.num_scheduled_through > before or long.state is RequestState.FINISHED
 
 
 def hot_request(rng: random.Random, request_id: int, length: int) -> Request:
@@ -216,7 +216,7 @@ def hot_request(rng: random.Random, request_id: int, length: int) -> Request:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", [*IN_ORDER_OF_ARRIVAL, "shortest", "static"])
+@pytest.mark.parametrize("policy", [*IN_ORDER_OF_ARRIVAL, "shortest", "static", "thrifty"])
 def test_cold_prompt_boards_before_hot_ones_that_come_after_it(policy: str, depth: int) -> None:
     """Bound 2: prompts that the cache holds all but whole arrive faster than they can be served, for ever."""
     num_preemptions = 0
@@ -344,3 +344,17 @@ def test_request_preempted_often_enough_is_preempted_last(policy: str, depth: in
         num_watched += scheduler.num_watched
     assert num_watched > 20
     assert num_spared > 2
+
+
+def test_of_two_long_prompts_the_earlier_gets_no_less_than_the_later() -> None:
+    """80 tokens a step, blocks of 32: half of it, cut to a border, would leave the earlier one with a few."""
+    run = make_run("continuous", 0, block_size=32, num_blocks=500, max_num_batched_tokens=80, max_num_seqs=2)
+    earlier = run.add(make_request(0, 3_000, max_tokens=1))
+    for _ in range(5):
+        run.turn()
+    later = run.add(make_request(1, 3_000, max_tokens=1))
+    run.turn()
+    first, second = earlier.num_scheduled_through, later.num_scheduled_through
+    for _ in range(20):
+        run.turn()
+    assert earlier.num_scheduled_through - first >= later.num_scheduled_through - second >= 20 * 32

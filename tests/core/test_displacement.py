@@ -6,6 +6,7 @@ import pytest
 from tests.core.harness import Harness, make_request, make_scheduler
 
 from everystop.core.events import FinishEvent, PreemptEvent
+from everystop.core.policy import POLICIES
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -61,3 +62,41 @@ def test_request_admitted_beside_a_displaced_one_does_not_rely_on_its_unwritten_
     harness.run()
     assert harness.counts["preemptions"] >= 1
     assert not any(plan.preempted and plan.admitted for plan in harness.plans)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "block_size", "num_before", "prompt", "num_turns", "num_common"),
+    [(8, 8, 2, 2, 5, 20), (9, 4, 3, 3, 1, 11)],
+)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_prompt_that_skips_a_block_of_this_step_does_not_outlive_the_one_that_fills_it(
+    num_blocks: int,
+    block_size: int,
+    num_before: int,
+    prompt: int,
+    num_turns: int,
+    num_common: int,
+    policy: str,
+    depth: int,
+) -> None:
+    """Blocks are short in the step in which X fills a block and Y skips it. By what is left to compute (`shortest`), or
+    by what only its own blocks hold (`thrifty`), Y then goes before X; but X is who computes what Y attends to.
+    """
+    scheduler = make_scheduler(
+        policy=policy,
+        ageing_ns=10**12,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=6,
+        max_num_batched_tokens=16,
+        max_num_prefill_tokens=5,
+    )
+    harness = Harness(scheduler, depth=depth)
+    for request_id in range(num_before):
+        harness.add(make_request(request_id, prompt, max_tokens=20))
+    for _ in range(num_turns):
+        harness.turn()
+    for request_id in (7, 8):
+        harness.add(make_request(request_id, list(range(500, 500 + num_common)), max_tokens=2))
+    harness.run()

@@ -8,6 +8,7 @@ import pytest
 from tests.core.harness import STEP_NS, Harness, make_request, make_scheduler
 
 from everystop.core.events import AdmitEvent, FinishEvent, PreemptEvent
+from everystop.core.request import RequestState
 
 
 def finished(harness: Harness) -> list[int]:
@@ -64,10 +65,10 @@ def test_aged_request_is_overtaken_only_by_those_who_arrive_within_the_bound() -
         harness.add(make_request(request_id, 4, max_tokens=4, priority=0))
         for _ in range(3):
             harness.turn()
-        if patient.is_finished:
+        if patient.state is RequestState.FINISHED:
             break
     earlier = [harness.requests[i].arrival_ns for i in finished(harness) if i != 0]
-    assert patient.is_finished
+    assert patient.state is RequestState.FINISHED
     assert max(earlier) < patient.arrival_ns + 3 * 20 * STEP_NS
     assert len(earlier) >= 15, "they do go first as long as they may"
     harness.run()

@@ -6,7 +6,7 @@ from tests.core.harness import STEP_NS, Harness, make_request, make_scheduler
 
 from everystop.core.events import AdmitEvent, FinishEvent, PreemptEvent
 from everystop.core.policy import Shortest
-from everystop.core.request import Request
+from everystop.core.request import Request, RequestState
 
 LONG_NS = 10**12
 
@@ -58,10 +58,10 @@ def test_long_prompt_is_overtaken_only_by_those_who_arrive_within_its_bound() ->
         harness.add(make_request(request_id, 2, max_tokens=4))
         for _ in range(3):
             harness.turn()
-        if long.is_finished:
+        if long.state is RequestState.FINISHED:
             break
     earlier = [harness.requests[i].arrival_ns for i in boarded(harness)[: boarded(harness).index(1)]]
-    assert long.is_finished
+    assert long.state is RequestState.FINISHED
     assert max(earlier) < long.arrival_ns + 60 * STEP_NS
     assert len(earlier) >= 10, "they do go first as long as they may"
     harness.run()

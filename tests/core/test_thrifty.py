@@ -8,6 +8,7 @@ import pytest
 from tests.core.harness import Harness, make_request, make_scheduler
 
 from everystop.core.events import AdmitEvent, PreemptEvent
+from everystop.core.request import RequestState
 
 
 def victims(harness: Harness) -> list[int]:
@@ -63,9 +64,9 @@ def test_small_request_among_large_ones_does_not_pay_for_ever(prefix_caching: bo
         harness.add(make_request(request_id, 24, max_tokens=20))
         for _ in range(4):
             harness.turn()
-        if small.is_finished:
+        if small.state is RequestState.FINISHED:
             break
-    assert small.is_finished
+    assert small.state is RequestState.FINISHED
     assert small.num_preemptions == 2
     harness.run(max_turns=20_000)
 

@@ -10,22 +10,26 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.core.fuzz import ABORT_RATES, STEPS_PER_EPISODE, Episode
 from tests.core.harness import Harness, make_request
 from tests.core.hash_model import EOS, HashModelRunner
 
+from everystop import cli
 from everystop.core.errors import RecordError, TenantQueueFull
 from everystop.core.events import ArrivalEvent, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import POLICIES, PolicySettings, Share, Targets, make_policy
+from everystop.core.policy import POLICIES, Policy, PolicySettings, Share, Targets, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.request import SamplingParams
-from everystop.core.scheduler import Limits
+from everystop.core.scheduler import Limits, Scheduler
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepFeatures, StepTimeModel
 from everystop.engine.engine import Engine
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.observe.recorder import CALLS_PER_BATCH, Recorder
+from everystop.sim.record import Record
 from everystop.sim.replay import recorded_events, replay
 
 SHARES = {
@@ -248,6 +252,79 @@ def test_what_another_policy_refuses_does_not_end_its_replay(tmp_path: Path) -> 
     report = replay(tmp_path / "run.gz", policy="fair")
     assert len(report.recorded.finish_ns) == 6
     assert list(report.replayed.finish_ns) == [0]
+
+
+def record_crowd(path: Path, shares: dict[str, Share]) -> None:
+    """Twenty requests each of ann and then bob at once, under `continuous`, four at a time; a step takes 1 ms."""
+    settings = PolicySettings(shares=shares)
+    recorder = Recorder(path, "continuous", settings)
+    kv = KVCache(num_blocks=200, block_size=4, enable_prefix_caching=True)
+    policy = make_policy("continuous", settings)
+    harness = Harness(RecordingScheduler(Limits(max_num_seqs=4), kv, policy, recorder))
+    for i in range(40):
+        harness.add(make_request(i, 5, max_tokens=6, tenant="ann" if i < 20 else "bob"))
+    harness.run()
+    recorder.close()
+
+
+def mean_ttft_ms(figures: dict[str, Any], tenant: str) -> float:
+    return float(figures["tenant_ttft_ms"][tenant]["mean"])
+
+
+def test_tenants_of_a_record_get_the_weights_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_crowd(tmp_path / "run.gz", {"ann": Share(), "bob": Share()})
+    path = tmp_path / "tenants.toml"
+    path.write_text("[tenant.ann]\n[tenant.bob]\nweight = 9", encoding="utf-8")
+    results = []
+    for words in ([], ["--tenants", str(path)]):
+        words = ["replay", str(tmp_path / "run.gz"), "--policy", "fair", "--json", *words]
+        assert cli.main(words) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    equal, weighted = (results[i]["replayed"] for i in range(2))
+    assert mean_ttft_ms(equal, "1") < 0.8 * mean_ttft_ms(results[0]["baseline"], "1"), "bob came last"
+    assert mean_ttft_ms(weighted, "1") < 0.8 * mean_ttft_ms(equal, "1")
+    assert mean_ttft_ms(weighted, "0") > 1.1 * mean_ttft_ms(equal, "0")
+
+
+def test_settings_of_the_recorded_policy_can_be_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_workload(tmp_path / "run.gz", policy="static")
+    assert cli.main(["replay", str(tmp_path / "run.gz"), "--batch-wait-ms", "900"]) == 0
+    assert "changed*" in capsys.readouterr().out
+    report = replay(tmp_path / "run.gz", change=lambda policy, settings: replace(settings, batch_wait_ns=9 * 10**8))
+    assert report.baseline is not None
+    assert report.policy == report.recorded_policy == "static"
+    assert max(report.replayed.ttft_ns()) > 800_000_000 > max(report.baseline.ttft_ns())
+
+
+def test_option_without_effect_on_what_is_replayed_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_workload(tmp_path / "run.gz", policy="fair")
+    for words in (["--ageing", "3"], ["--policy", "deadline", "--fair-quantum", "9"]):
+        assert cli.main(["replay", str(tmp_path / "run.gz"), *words]) != 0
+        assert (
+            f"it has no effect under the policy {'deadline' if len(words) > 2 else 'fair'}" in capsys.readouterr().err
+        )
+
+
+def test_deadline_knows_step_times_in_a_replay_of_a_record_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_workload(tmp_path / "run.gz")
+    seen: list[StepTimeModel] = []
+    make = Record.make_scheduler
+
+    def note(record: Record, policy: Policy | None = None, step_times: StepTimeModel | None = None) -> Scheduler:
+        scheduler = make(record, policy, step_times)
+        seen.append(scheduler.view.step_times)
+        return scheduler
+
+    monkeypatch.setattr(Record, "make_scheduler", note)
+    replay(tmp_path / "run.gz", policy="deadline")
+    replay(tmp_path / "run.gz", policy="fair")
+    known = [model != UNKNOWN_STEP_TIMES for model in seen]
+    assert known == [False, True, False, False, False, False]  # the repetition, the other policy, the recorded one
+    assert seen[1].execute_ns(StepFeatures(1, 9, 0, 1)) > 0
 
 
 def test_files_that_are_no_records_are_refused(tmp_path: Path) -> None:

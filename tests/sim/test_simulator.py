@@ -145,6 +145,20 @@ def reference_run(trace: list[TraceRequest], setup: Setup) -> dict[str, list[int
     }
 
 
+def test_oracle_knows_how_long_outputs_will_be() -> None:
+    """One place, 1 ms a step: the first is at work when a long answer to a short prompt and the reverse arrive."""
+
+    def trace() -> list[TraceRequest]:
+        return [traced(0, 1, 5), traced(1, 10, 90), traced(1, 20, 2)]
+
+    line = {"policy": "shortest", "max_num_seqs": 1, "policy_settings": PolicySettings(ageing_ns=10**12)}
+    blind, knowing = run(trace(), **line), run(trace(), oracle=True, **line)
+    assert blind["e2e_ms"]["mean"] == pytest.approx((5 + 94 + 96) / 3, abs=0.001)
+    assert knowing["e2e_ms"]["mean"] == pytest.approx((5 + 6 + 96) / 3, abs=0.001)
+    with pytest.raises(ConfigError, match="an oracle needs --policy shortest; the policy fair does not"):
+        run(trace(), policy="fair", oracle=True)
+
+
 @pytest.mark.parametrize("num_blocks", [200, 14])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_figures_are_those_of_the_plainest_loop(policy: str, num_blocks: int) -> None:

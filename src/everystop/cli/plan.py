@@ -29,6 +29,7 @@ def add_parser(commands: Any) -> None:
         help="find how many replicas a load needs",
         description="Find how many replicas carry an arrival rate within latency targets, by simulating the server's "
         "own scheduler. Ends with 1 if no number of replicas that was tried does.",
+        epilog=settings.SIMULATED_EPILOG,
         formatter_class=settings.HelpFormatter,
         allow_abbrev=False,
     )

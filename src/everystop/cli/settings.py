@@ -20,10 +20,13 @@ from everystop.core.errors import ConfigError
 ENVIRONMENT_PREFIX = "EVERYSTOP_"
 OTHER_VARIABLES = ("EVERYSTOP_CONFIG", "EVERYSTOP_HOME", "EVERYSTOP_ISA")
 """Variables that are no field of `Config`: the file of options, the cache folder, the instruction-set path."""
-EPILOG = (
-    "Each option can also be given in the environment (--max-num-seqs as EVERYSTOP_MAX_NUM_SEQS) or as a line of the "
-    'TOML file named by --config (max-num-seqs = 32, dtype = "int8"); a flag wins over the environment, and that over '
-    "the file."
+_SOURCES = (
+    "can also be given in the environment (--max-num-seqs as EVERYSTOP_MAX_NUM_SEQS) or as a line of the TOML file "
+    'named by --config (max-num-seqs = 32, policy = "fair"); a flag wins over the environment, and that over the file.'
+)
+EPILOG = f"Each option {_SOURCES}"
+SIMULATED_EPILOG = (
+    f"Each option that serve has too {_SOURCES} A file made for serve will do: what means nothing here is not used."
 )
 METAVARS: dict[Any, str] = {int: "N", float: "SECONDS", parse_bytes: "SIZE"}
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
@@ -40,10 +43,15 @@ class HelpFormatter(argparse.HelpFormatter):
 def add_options(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:
     """Add a flag for each field of `Config` but the model and those of the groups named in `without`."""
     groups: dict[str, Any] = {title: parser.add_argument_group(title) for title in GROUPS if title not in without}
-    parser.add_argument("--config", metavar="FILE", help="a TOML file with options, one a line")
+    add_config_option(parser)
     for field in flag_fields():
         if field.metadata["group"] in groups:
             add_option(groups[field.metadata["group"]], field)
+
+
+def add_config_option(parser: Any) -> None:
+    """Add the flag for the file of options."""
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with options, one a line")
 
 
 def add_option(group: Any, field: dataclasses.Field[Any], *, default: str | None = None) -> None:
@@ -59,10 +67,16 @@ def add_option(group: Any, field: dataclasses.Field[Any], *, default: str | None
     else:
         options["type"] = as_argparse_type(parse)
         options["choices"] = field.metadata["choices"]
-        options["metavar"] = None if options["choices"] else METAVARS.get(parse, flag.rpartition("-")[2].upper())
+        options["metavar"] = None if options["choices"] else metavar(flag, parse)
         if isinstance(field.default, tuple):
             options["action"] = "append"
     group.add_argument(flag, **options)
+
+
+def metavar(flag: str, parse: Any) -> str:
+    """What stands for the value in the help: its unit, or what kind of value it is."""
+    last_word = flag.rpartition("-")[2].upper()
+    return "MS" if last_word == "MS" else METAVARS.get(parse, last_word)
 
 
 def help_text(field: dataclasses.Field[Any], default: str | None = None) -> str:

@@ -33,6 +33,7 @@ def add_parser(commands: Any) -> None:
         usage="everystop simulate --trace FILE [options]",
         help="run a trace in virtual time",
         description="Run a trace through the server's own scheduler in virtual time; docs/simulator.md says how.",
+        epilog=settings.SIMULATED_EPILOG,
         formatter_class=settings.HelpFormatter,
         allow_abbrev=False,
     )
@@ -53,7 +54,8 @@ def add_parser(commands: Any) -> None:
 
 
 def add_machine_options(parser: Any) -> None:
-    """Step times, router, and the options of the scheduler and the KV cache."""
+    """Step times, router, and the options of the scheduler and the KV cache, which a file may give too."""
+    settings.add_config_option(parser)
     add = parser.add_argument_group("machine").add_argument
     add(
         "--cost",

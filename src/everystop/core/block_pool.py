@@ -100,11 +100,6 @@ class BlockPool:
         """The block has a key."""
         return self._keys[block] is not None
 
-    def clear_cached(self) -> None:
-        """Forget every cached block (a cold start for benchmarks and tests); blocks in use keep their keys."""
-        for block in list(self._cached):
-            self.withdraw(block)
-
     def check_integrity(self, references: dict[int, int]) -> None:
         """Assert all invariants; `references` counts, per block, the tables and pending releases that hold it."""
         assert len(set(self._blank)) == len(self._blank)

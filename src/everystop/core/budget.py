@@ -7,23 +7,27 @@ from __future__ import annotations
 from everystop.core.step_time import StepFeatures, StepTimeModel, num_pairs
 
 MIN_PREFILL_TOKENS = 16
+MARGIN_DEVIATIONS = 2
 
 
 class TimeBudget:
-    """Time that prompts may still take in the step being planned, so that it lasts `target_ns` at most, as predicted.
+    """Time that prompts may still take in the step being planned, so that it lasts `target_ns` at most.
 
-    Prompts get at least 16 tokens a step in all, lest they starve beside decoders that take up the whole target alone.
+    As predictions are off by a share of `deviation` in the mean, it aims below the target, by twice that share, so that
+    few steps exceed it. Prompts get at least 16 tokens a step in all, lest they starve beside decoders that take up the
+    whole target alone.
     """
 
-    def __init__(self, model: StepTimeModel, target_ns: int, decodes: StepFeatures) -> None:
+    def __init__(self, model: StepTimeModel, target_ns: int, decodes: StepFeatures, deviation: float = 0.0) -> None:
         self.target_ns = target_ns
+        self._aim_ns = target_ns / (1 + MARGIN_DEVIATIONS * deviation)
         self.predicted_ns = model.execute_ns(decodes)
         self._model = model
         self._num_tokens = 0
 
     def largest_chunk(self, start: int) -> int:
         """Most prefill tokens from position `start` on that a request may still have."""
-        in_time = self._model.largest_chunk(start, self.target_ns - self.predicted_ns)
+        in_time = self._model.largest_chunk(start, self._aim_ns - self.predicted_ns)
         return max(in_time, MIN_PREFILL_TOKENS - self._num_tokens)
 
     def spend(self, start: int, num_tokens: int) -> None:
@@ -47,6 +51,7 @@ class StepBudget:
         self.prefill_tokens = tokens if max_num_prefill_tokens is None else min(tokens, max_num_prefill_tokens)
         self.time = time
         self._block_size = block_size
+        self._num_spent = 0
         self._may_fragment: bool | None = None
 
     def left_at(self, start: int) -> int:
@@ -61,7 +66,8 @@ class StepBudget:
         While others want some it takes at most half of what is left, ending on a block border, so that others can
         match the block. Example, block_size 32, 200 left, 500 remaining: alone 200; contended, from position 0, half
         is 100, cut to 96. The next one finds 104 left and gets 32, and a fragment under a block goes to nobody yet,
-        unless the first to be asked for finds less than two blocks: then a half is a half, whatever it ends on.
+        unless the first to be asked for finds less than two blocks: then a half is a half, whatever it ends on. The
+        last takes what is left, but no more than half of the whole step: the rest is for those before it.
         """
         if remaining == 1:
             return min(1, self.tokens)
@@ -69,7 +75,7 @@ class StepBudget:
         if self._may_fragment is None:
             self._may_fragment = left < 2 * self._block_size
         if not contended:
-            return min(remaining, left)
+            return min(remaining, left, self._half_of_all(left) if self._num_spent else left)
         half, block_size = (left + 1) // 2, self._block_size
         if remaining <= half:
             return remaining
@@ -80,11 +86,16 @@ class StepBudget:
             return half
         return min(remaining, block_size - start % block_size) if left >= block_size else 0
 
+    def _half_of_all(self, left: int) -> int:
+        """Half of what the step had for prompts, those dealt so far included."""
+        return (left + self._num_spent + 1) // 2
+
     def spend(self, start: int, num_tokens: int, *, is_prefill: bool) -> None:
         """A row of that many tokens from position `start` on is in the plan; `is_prefill` if its request had more than
         one to compute.
         """
         self.tokens -= num_tokens
+        self._num_spent += num_tokens if is_prefill else 0
         if is_prefill:
             self.prefill_tokens -= num_tokens
         self.prefill_tokens = min(self.prefill_tokens, self.tokens)

@@ -16,14 +16,12 @@ from everystop.core.request import FinishReason, Request
 class WaitReason(StrEnum):
     """Why a request is not running."""
 
-    STEP_RUNNING = "step_running"
     NO_SLOT = "no_slot"
     NO_BLOCKS = "no_blocks"
     TOKEN_BUDGET = "token_budget"
     BATCH_BARRIER = "batch_barrier"
     BATCH_FILL = "batch_fill"
     AFTER_PREEMPT = "after_preempt"
-    PREEMPTED = "preempted"
     TENANT_LIMIT = "tenant_limit"
     OVER_SHARE = "over_share"
     LATE = "late"

@@ -32,7 +32,7 @@ class Pace:
         for request in decoders:
             context += request.num_scheduled_through + 1
         num_rows = len(decoders) + num_padded
-        return TimeBudget(self.model, target_ns, StepFeatures(num_rows, context, 0, num_rows))
+        return TimeBudget(self.model, target_ns, StepFeatures(num_rows, context, 0, num_rows), self._fit.deviation)
 
     def learn(self, landed: Outstanding, execute_ns: int, now_ns: int, *, is_overlapped: bool) -> None:
         """A step took from the last update to this one, or from its own planning if it was waited for in between.

@@ -167,16 +167,6 @@ class Request:
         """Tokens still to compute, counting one for each token that is being sampled now."""
         return len(self.token_ids) + self.num_pending_samples - self.num_computed_tokens - self.num_in_flight
 
-    @property
-    def is_prefilling(self) -> bool:
-        """More than the one token of a decode is left to compute."""
-        return self.num_remaining > 1
-
-    @property
-    def is_finished(self) -> bool:
-        """Terminal."""
-        return self.state is RequestState.FINISHED
-
 
 def extend_block_keys(request: Request, block_size: int) -> None:
     """Append to `request.block_keys` the keys of all full blocks of known tokens that have none yet.

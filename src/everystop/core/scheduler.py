@@ -9,7 +9,6 @@ catch up, a prefill chunk many.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from everystop.core.admission import Admission
@@ -28,6 +27,7 @@ from everystop.core.events import (
     WaitReason,
 )
 from everystop.core.integrity import check_scheduler
+from everystop.core.keep_order import KeepOrder
 from everystop.core.kv_cache import KVCache
 from everystop.core.pace import Pace
 from everystop.core.plan import Admitted, NewBlocks, Row, StepPlan, StepResult
@@ -71,7 +71,10 @@ def _num_recomputed(chunk: _Chunk) -> int:
 
 @dataclass(slots=True)
 class _Draft:
-    """A step being planned: who gets a row, before the rows are written; `guest` boards first, in somebody's place."""
+    """A step being planned: who gets a row, before the rows are written; `guest` boards first, in somebody's place.
+
+    `skipped_from` says where those stood who have skipped blocks in this step.
+    """
 
     plan: StepPlan
     now_ns: int
@@ -79,6 +82,7 @@ class _Draft:
     decoders: list[Request]
     guest: Request | None
     chunks: list[_Chunk] = field(default_factory=list)
+    skipped_from: dict[int, int] = field(default_factory=dict)
 
     def strike(self, request_ids: set[int]) -> None:
         """These requests get no row after all."""
@@ -121,6 +125,7 @@ class Scheduler:
         self.limit_tokens = min(limits.max_model_len, kv.num_token_slots)
         self.admission = Admission(kv, self.limit_tokens) if limits.admission == "expected" else None
         self.num_preemptions = 0
+        self._keep_order = KeepOrder(policy, limits.max_preemptions)
         self._front = WaitingLine()  # those preempted too often, while they wait
         self._released: list[int] = []
         self._events: list[Event] = []
@@ -190,17 +195,13 @@ class Scheduler:
         self._start_waiting(request, now_ns)
 
     def _start_waiting(self, request: Request, now_ns: int) -> None:
-        if self._is_front(request):
+        if self._keep_order.is_front(request):
             self._front.push(request)
         self.policy.on_add(request, self._look(now_ns))
 
     def _stop_waiting(self, request: Request, now_ns: int) -> None:
         self._front.discard(request)
         self.policy.on_admit(request, self._look(now_ns))
-
-    def _is_front(self, request: Request) -> bool:
-        """It has been preempted too often: it boards before and keeps before all others."""
-        return 0 < request.num_preemptions >= self.limits.max_preemptions
 
     def _check_fits(self, request: Request) -> None:
         num_prompt, limit = request.num_prompt_tokens, self.limit_tokens
@@ -227,6 +228,7 @@ class Scheduler:
         """
         assert len(self.batch.outstanding) <= 1, "at most one plan may be outstanding"
         self._end_batch(now_ns)
+        self._keep_order.begin_step()
         plan = StepPlan(step_id=self._next_step_id)
         self._next_step_id += 1
         plan.released, self._released = self._released, []
@@ -255,19 +257,19 @@ class Scheduler:
         guest = self.policy.claimant(self._look(now_ns))
         return guest if guest is not None and self._displace_tail(guest, plan, now_ns) else None
 
-    def _displace_tail(self, picked: Request, plan: StepPlan, now_ns: int, chunks: Iterable[_Chunk] = ()) -> bool:
+    def _displace_tail(self, picked: Request, plan: StepPlan, now_ns: int, draft: _Draft | None = None) -> bool:
         """The last in keep order loses its place, if the policy would rather have `picked` on board. Who has lost his
         too often already keeps it, but takes nobody else's for that.
         """
-        view, keep_key = self._look(now_ns), self.policy.keep_key
-        tail = max(self.batch.running.values(), key=lambda r: self._keep_key(r, view))
+        view, keep_order = self._look(now_ns), self._keep_order
+        tail = keep_order.tail(self.batch.running.values(), view)
         # A guest boards at once; who is short of blocks boards a step later, after one that is at the front by then.
         is_protected = tail.num_preemptions + bool(self.batch.free_slots) >= self.limits.max_preemptions
-        if is_protected or not keep_key(picked, view) < keep_key(tail, view):
+        if is_protected or not keep_order.key_of_other(picked, view) < keep_order.key(tail, view):
             return False
         if not self.policy.displaces(picked, tail, view):
             return False
-        self._preempt(tail, plan, now_ns, chunks)
+        self._preempt(tail, plan, now_ns, draft)
         return True
 
     def _deal_decodes(self, plan: StepPlan, guest: Request | None, now_ns: int) -> tuple[_Draft, list[Request]]:
@@ -276,11 +278,11 @@ class Scheduler:
         decoders, prefilling = self._catching_up()
         if len(decoders) > limits.max_num_batched_tokens:
             view = self._look(now_ns)
-            decoders.sort(key=lambda r: (r.last_served_step, self._keep_key(r, view)))
+            decoders.sort(key=lambda r: (r.last_served_step, self._keep_order.key(r, view)))
             del decoders[limits.max_num_batched_tokens :]
         if len(prefilling) > 1:
             view = self._look(now_ns)
-            prefilling.sort(key=lambda r: self._keep_key(r, view))
+            prefilling.sort(key=lambda r: self._keep_order.key(r, view))
         num_left = limits.max_num_batched_tokens - len(decoders)
         num_left = max(min(num_left, 1), num_left - batch.num_padded)
         time = self._time_budget(decoders, now_ns)
@@ -309,19 +311,13 @@ class Scheduler:
                 decoders.append(request)
         return decoders, prefilling
 
-    def _keep_key(self, request: Request, view: View) -> tuple[int, ...]:
-        """Smaller keeps longer. Those at the front have an order that nothing changes, so the first of them ends."""
-        if self._is_front(request):
-            return (0, request.request_id)
-        return (1, *self.policy.keep_key(request, view))
-
     def _deal_chunks(self, draft: _Draft, prefilling: list[Request]) -> None:
         """Deal prefill tokens in keep order; blocks filled here are matchable at once: those behind can skip them."""
         may_board = self.num_waiting > 0 and bool(self.batch.free_slots)
         for i, request in enumerate(prefilling):
             if draft.budget.prefill_tokens <= 0:
                 break
-            start = self._skip_matchable(request, draft.plan)
+            start = self._skip_matchable(request, draft)
             contended = may_board or i + 1 < len(prefilling)
             num_tokens = draft.budget.share(start, request.num_tokens - start, contended=contended)
             if num_tokens > 0:
@@ -332,7 +328,7 @@ class Scheduler:
         draft.budget.spend(start, num_tokens, is_prefill=request.num_tokens - start > 1)
         self.kv.publish(request, start + num_tokens)
 
-    def _skip_matchable(self, request: Request, plan: StepPlan) -> int:
+    def _skip_matchable(self, request: Request, draft: _Draft) -> int:
         """Move a prefilling request past whole blocks that others have computed meanwhile; returns where its next row
         starts.
         """
@@ -342,12 +338,13 @@ class Scheduler:
             return start
         new_start = self.kv.rematch(request, start)
         if new_start > start:
-            request.last_matched_step = plan.step_id
+            draft.skipped_from[request.request_id] = start
+            request.last_matched_step = draft.plan.step_id
             if request.num_preemptions == 0:
                 request.num_cached_tokens += new_start - start
             request.num_computed_tokens += new_start - start
             first, end = start // block_size, new_start // block_size
-            plan.new_blocks.append(NewBlocks(request.request_id, first, tuple(request.block_table[first:end])))
+            draft.plan.new_blocks.append(NewBlocks(request.request_id, first, tuple(request.block_table[first:end])))
         return new_start
 
     def _take_blocks(self, draft: _Draft) -> None:
@@ -374,7 +371,7 @@ class Scheduler:
         """
         self._drop_padding()
         view = self._look(draft.now_ns)
-        order = sorted(self.batch.running.values(), key=lambda r: self._keep_key(r, view))
+        order = sorted(self.batch.running.values(), key=lambda r: self._keep_order.key(r, view))
         promised = self.batch.num_promised_blocks
         stalled: list[int] = []
         while order:
@@ -387,7 +384,7 @@ class Scheduler:
                     stalled.append(request.request_id)
                     break
                 victim = order.pop() if order else request
-                promised += self._preempt(victim, draft.plan, draft.now_ns, draft.chunks)
+                promised += self._preempt(victim, draft.plan, draft.now_ns, draft)
                 if victim is request:
                     break
         draft.strike({*draft.plan.preempted, *stalled})
@@ -401,14 +398,16 @@ class Scheduler:
             plan.new_blocks.append(NewBlocks(request.request_id, index, tuple(new)))
         return True
 
-    def _preempt(self, victim: Request, plan: StepPlan, now_ns: int, chunks: Iterable[_Chunk] = ()) -> int:
-        """Take slot and blocks away; `chunks` are those dealt so far. Returns how many of the blocks come back only
-        when an outstanding plan does.
+    def _preempt(self, victim: Request, plan: StepPlan, now_ns: int, draft: _Draft | None = None) -> int:
+        """Take slot and blocks away; `draft` is what has been dealt so far. Returns how many of the blocks come back
+        only when an outstanding plan does.
         """
-        for chunk in chunks:
-            if chunk.request is victim:
-                self.kv.withdraw(victim, chunk.start)
         num_lost, slot = victim.num_scheduled_through, victim.slot
+        if draft is not None:
+            num_lost = draft.skipped_from.get(victim.request_id, num_lost)
+            for chunk in draft.chunks:
+                if chunk.request is victim:
+                    self.kv.withdraw(victim, chunk.start)
         num_deferred = self.batch.leave(victim)
         victim.epoch += 1
         victim.num_computed_tokens = victim.num_in_flight = victim.num_published_blocks = 0
@@ -476,26 +475,24 @@ class Scheduler:
         displaces, those who would make way do not count.
         """
         is_guest = bool(draft.plan.preempted) and not draft.plan.admitted
-        if self.admission is None or self._is_front(picked) or is_guest:
+        if self.admission is None or self._keep_order.is_front(picked) or is_guest:
             return None
         others = list(self.batch.running.values())
         if self.policy.may_displace and others:
             view = self._look(draft.now_ns)
-            key, policy = self._keep_key(picked, view), self.policy
-            others = [r for r in others if self._keep_key(r, view) < key or not policy.displaces(picked, r, view)]
+            key, policy = self._keep_order.key(picked, view), self.policy
+            others = [r for r in others if self._keep_order.key(r, view) < key or not policy.displaces(picked, r, view)]
         return self.admission.shortfall(picked, shared, others, self.batch)
 
     def _deal_leftover(self, draft: _Draft) -> None:
-        """What nobody could board with goes to the last chunk, which was held to a share for their sake."""
-        if draft.budget.prefill_tokens <= 0 or not draft.chunks:
-            return
-        last = draft.chunks[-1]
-        end = last.start + last.num_tokens
-        extra = min(draft.budget.left_at(end), last.request.num_tokens - end)
-        if extra > 0:
-            last.num_tokens += extra
-            draft.budget.spend(end, extra, is_prefill=True)
-            self.kv.publish(last.request, end + extra)
+        """What was held back for others, and nobody could use, goes to those who have got some, in their order."""
+        for chunk in draft.chunks:
+            end = chunk.start + chunk.num_tokens
+            extra = min(draft.budget.left_at(end), chunk.request.num_tokens - end)
+            if extra > 0 and chunk.num_tokens > 1:
+                chunk.num_tokens += extra
+                draft.budget.spend(end, extra, is_prefill=True)
+                self.kv.publish(chunk.request, end + extra)
 
     def _pick(self, draft: _Draft) -> Request | None:
         """Whom the policy lets board next; None, and a note of why, if nobody. Who lost his place in this step does not
@@ -538,7 +535,7 @@ class Scheduler:
         if not self.policy.may_displace or not self.batch.running or draft.plan.admitted:
             return
         num_before = len(draft.plan.preempted)
-        if reason is WaitReason.NO_BLOCKS and self._displace_tail(picked, draft.plan, draft.now_ns, draft.chunks):
+        if reason is WaitReason.NO_BLOCKS and self._displace_tail(picked, draft.plan, draft.now_ns, draft):
             draft.strike(set(draft.plan.preempted[num_before:]))
 
     def _fork_source(self, request: Request, draft: _Draft) -> tuple[Request | None, bool]:

@@ -54,7 +54,7 @@ class Account:
     num_blocks: int = 0
     _boarding_gap_ns: int = 0
     _first_since_ns: int = 0
-    _has_queue: bool = False
+    _left_a_queue: bool = False
 
     @classmethod
     def under(cls, share: Share, view: View) -> Account:
@@ -103,10 +103,10 @@ class Account:
         """A request is on board, with its blocks."""
         self.running[request.request_id] = len(request.block_table)
         self.num_blocks += len(request.block_table)
-        if self._has_queue:
+        if self._left_a_queue:
             gap_ns = now_ns - self._first_since_ns
             self._boarding_gap_ns = (3 * self._boarding_gap_ns + gap_ns) // 4 if self._boarding_gap_ns else gap_ns
-        self._has_queue = len(self.line) > 0
+        self._left_a_queue = len(self.line) > 0
         self._first_since_ns = now_ns
 
     def boarding_gap_ns(self, now_ns: int) -> int:
@@ -149,7 +149,7 @@ class Accounts:
         self._paying: dict[str, Account] = {}
         self._present: dict[str, Account] = {}
         self._weight_present = 0
-        self._last = Account()
+        self._last_competitor = Account()
         self._max_accounts = _MAX_IDLE
 
     def __len__(self) -> int:
@@ -197,7 +197,7 @@ class Accounts:
             account.counter = max(account.counter, self._floor())
             self._competing[tenant] = account
         elif not competes and tenant in self._competing:
-            self._last = self._competing.pop(tenant)
+            self._last_competitor = self._competing.pop(tenant)
         self._note_presence(tenant, account)
         if may_board and not has_paid:
             self._paying[tenant] = account
@@ -226,7 +226,7 @@ class Accounts:
 
     def _floor(self) -> int:
         """The least counter of those who compete, else that of the last who did."""
-        return min((account.counter for account in self._competing.values()), default=self._last.counter)
+        return min((account.counter for account in self._competing.values()), default=self._last_competitor.counter)
 
     def _close_idle(self, now_ns: int) -> None:
         """Idle accounts that would be lifted to the floor anyway, and owe nothing, are as good as new, so they go when

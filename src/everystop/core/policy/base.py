@@ -111,7 +111,9 @@ class Policy:
         raise NotImplementedError
 
     def keep_key(self, request: Request, view: View) -> tuple[int, ...]:
-        """Smaller keeps slot and blocks longer; must end in `request_id` so that it is unique."""
+        """Smaller keeps slot and blocks longer; must end in `request_id` so that it is unique. It may change between
+        steps, never within one: of a running request it is asked once a step.
+        """
         return (request.request_id,)
 
     def may_return(self, request: Request, view: View) -> bool:

@@ -9,7 +9,7 @@ from everystop.core.policy.base import View
 from everystop.core.request import Request
 from everystop.core.step_time import StepFeatures, num_pairs
 
-FEW = 2
+MIN_TO_FILL = 2
 
 
 def prefill_ns(num_tokens: int, view: View) -> int:
@@ -39,7 +39,7 @@ class Prompts:
         """There are two or more, with enough left for a whole step: one more would get little done, and be in the way
         of one that is urgent.
         """
-        if len(self._ranked) < FEW:
+        if len(self._ranked) < MIN_TO_FILL:
             return False
         num_left = sum(_num_left(request) for _, request in self._ranked.values())
         return num_left >= self._tokens_a_step(itl_ns, view)
