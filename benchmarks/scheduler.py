@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import make_policy
+from everystop.core.policy import PolicySettings, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
@@ -160,7 +160,7 @@ def print_cost_of_recording() -> None:
     """What the caller's thread pays for a record, and what the writing thread pays beside it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "record.gz"
-        recorder = Recorder(path, policy="continuous")
+        recorder = Recorder(path, "continuous", PolicySettings())
         scheduler = make_scheduler(64, 0, recorder)
         start, start_here = time.process_time(), time.thread_time()
         recorded, _ = milliseconds_a_step(scheduler)

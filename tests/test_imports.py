@@ -31,7 +31,7 @@ ALLOWED = {
         ERRORS,
         "everystop.core.admission:ADMISSIONS",
         "everystop.core.policy:POLICIES",
-        "everystop.core.policy:TENANT_SETTINGS",
+        "everystop.core.policy:honouring",
     },
     "everystop.machine": set(),
     "everystop.tenants": {ERRORS},
@@ -40,6 +40,7 @@ ALLOWED = {
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
     "everystop.observe.recorder": {
         "everystop.core.plan",
+        "everystop.core.policy:PolicySettings",
         "everystop.core.recording:RECORD_VERSION",
         "everystop.core.request",
         ERRORS,
@@ -82,6 +83,7 @@ ALLOWED = {
     "everystop.server.opening": {
         *STARTERS,
         NATIVE,
+        "everystop.core.policy:make_policy",
         "everystop.engine",
         "everystop.server",
         "everystop.observe",

@@ -124,6 +124,15 @@ def test_every_setting_of_the_scheduler_is_an_option() -> None:
         assert (field.name in offered) == (is_of_scheduler and field.name not in ("record", "kv_cache_memory")), field
 
 
+def test_oracle_changes_the_order_and_needs_its_policy(simulate: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--policy", "shortest", "--max-num-seqs", "1", "--ageing", "1000000")
+    blind, knowing = simulate(*words), simulate(*words, "--oracle")
+    assert knowing["setup"]["oracle"]
+    assert knowing["e2e_ms"]["mean"] < blind["e2e_ms"]["mean"]
+    assert cli.main(["simulate", "--trace", "trace.csv", "--cost", "cost.json", "--oracle"]) != 0
+    assert "an oracle needs --policy shortest" in capsys.readouterr().err
+
+
 def test_tenants_of_a_file_get_service_by_weight(simulate: Command, tmp_path: Path) -> None:
     (tmp_path / "tenants.toml").write_text("[tenant.bob]\nweight = 8\n[tenant.ann]\nmax_running = 2\n")
     words = ["--policy", "fair", "--max-num-seqs", "4", "--dilate-time", "0.2"]

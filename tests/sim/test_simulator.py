@@ -16,7 +16,7 @@ from everystop.core.errors import ConfigError
 from everystop.core.events import ArrivalEvent, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import Row, StepPlan
-from everystop.core.policy import POLICIES, make_policy
+from everystop.core.policy import POLICIES, PolicySettings, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.core.step_time import StepFeatures
@@ -41,7 +41,7 @@ def make_setup(**changes: Any) -> Setup:
     limits |= {"target_itl_ns": None, "admission": "greedy"}
     limits |= {name: changes.pop(name) for name in tuple(changes) if name in limits}
     if "batch_wait_ns" in changes:
-        changes["policy_settings"] = {"batch_wait_ns": changes.pop("batch_wait_ns")}
+        changes["policy_settings"] = PolicySettings(batch_wait_ns=changes.pop("batch_wait_ns"))
     defaults: dict[str, Any] = {"num_blocks": 200, "block_size": 16, "cost": STEADY, "check": True}
     return Setup(limits=Limits(**limits), **(defaults | changes))
 
@@ -112,7 +112,7 @@ def reference_run(trace: list[TraceRequest], setup: Setup) -> dict[str, list[int
         block_size=setup.block_size,
         enable_prefix_caching=setup.enable_prefix_caching,
     )
-    policy = make_policy(setup.policy, **setup.policy_settings)
+    policy = make_policy(setup.policy, setup.policy_settings)
     scheduler = Scheduler(setup.limits, kv, policy, setup.measured_step_times())
     ends = {(i, one.num_prompt_tokens + one.num_output_tokens - 1) for i, one in enumerate(trace)}
     runner = SimulatedRunner(
@@ -156,6 +156,20 @@ def reference_run(trace: list[TraceRequest], setup: Setup) -> dict[str, list[int
         "tpot_ms": [(times[-1] - times[0]) // (len(times) - 1) for times in tokens.values() if len(times) > 1],
         "e2e_ms": [ended[i] - arrived[i] for i in tokens],
     }
+
+
+def test_oracle_knows_how_long_outputs_will_be() -> None:
+    """One place, 1 ms a step: the first is at work when a long answer to a short prompt and the reverse arrive."""
+
+    def trace() -> list[TraceRequest]:
+        return [traced(0, 1, 5), traced(1, 10, 90), traced(1, 20, 2)]
+
+    line = {"policy": "shortest", "max_num_seqs": 1, "policy_settings": PolicySettings(ageing_ns=10**12)}
+    blind, knowing = run(trace(), **line), run(trace(), oracle=True, **line)
+    assert blind["e2e_ms"]["mean"] == pytest.approx((5 + 94 + 96) / 3, abs=0.001)
+    assert knowing["e2e_ms"]["mean"] == pytest.approx((5 + 6 + 96) / 3, abs=0.001)
+    with pytest.raises(ConfigError, match="an oracle needs --policy shortest; the policy fair does not"):
+        run(trace(), policy="fair", oracle=True)
 
 
 @pytest.mark.parametrize("num_blocks", [200, 14])

@@ -46,6 +46,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--replicas", metavar="N", type=int, default=1, help="equal servers behind a router (default: 1)"
     )
+    parser.add_argument(
+        "--oracle",
+        action="store_true",
+        help="policy shortest: order by the true length of the output as well, which no server knows",
+    )
     parser.add_argument("--check", action="store_true", help="check every invariant of the scheduler after each step")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(run=run)
@@ -118,6 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_tokens=arguments.max_tokens,
         num_replicas=arguments.replicas,
         router=arguments.router,
+        oracle=arguments.oracle,
         slo=make_slo(arguments),
         check=arguments.check,
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from everystop.core.errors import RecordError
 from everystop.core.kv_cache import KVCache
-from everystop.core.policy import AGEING_NS, QUANTUM, Share, Targets, make_policy
+from everystop.core.policy import Policy, PolicySettings, make_policy
 from everystop.core.recording import RECORD_VERSION
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
@@ -31,7 +31,7 @@ class Record:
     """A record in memory: the header's settings, the calls in order, and each request's block keys."""
 
     policy: str
-    policy_settings: dict[str, Any]
+    policy_settings: PolicySettings
     limits: Limits
     kv: dict[str, Any]
     step_times: StepTimeModel
@@ -48,13 +48,7 @@ class Record:
             raise RecordError(f"{path} is not a record of version {RECORD_VERSION}; write one with --record")
         record = cls(
             header["policy"],
-            {
-                "batch_wait_ns": header["batch_wait_ns"],
-                "ageing_ns": header.get("ageing_ns") or AGEING_NS,
-                "shares": {str(number): Share(*share) for number, share in enumerate(header.get("shares", ()))},
-                "quantum": header.get("quantum") or QUANTUM,
-                "targets": Targets(*header.get("targets", ())),
-            },
+            PolicySettings.from_data(header),
             Limits(**{"admission": "greedy"} | header["limits"]),
             header["kv"],
             StepTimeModel(**header.get("step_times", {})),
@@ -70,9 +64,10 @@ class Record:
         record.is_truncated = lines.is_truncated
         return record
 
-    def make_scheduler(self, policy: str) -> Scheduler:
-        """A scheduler as the recorded one was at its start, with this policy."""
-        return Scheduler(self.limits, KVCache(**self.kv), make_policy(policy, **self.policy_settings), self.step_times)
+    def make_scheduler(self, policy: Policy | None = None, step_times: StepTimeModel | None = None) -> Scheduler:
+        """A scheduler as the recorded one was at its start, by default with its own policy and step times."""
+        policy = policy or make_policy(self.policy, self.policy_settings)
+        return Scheduler(self.limits, KVCache(**self.kv), policy, step_times or self.step_times)
 
     def make_request(self, call: list[Any], max_tokens: int | None) -> Request:
         """The request of an `add`, with filler for a prompt and the recorded keys."""

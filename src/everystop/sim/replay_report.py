@@ -97,7 +97,8 @@ def describe_replay(figures: Mapping[str, Any]) -> str:
         lines.append("what comes after it was not read, and no other policy is simulated")
     columns = {"recorded": figures["recorded"]}
     if figures["baseline"] is not None:
-        columns |= {f"{figures['recorded_policy']}*": figures["baseline"], f"{figures['policy']}*": figures["replayed"]}
+        name = "changed" if figures["policy"] == figures["recorded_policy"] else figures["policy"]
+        columns |= {f"{figures['recorded_policy']}*": figures["baseline"], f"{name}*": figures["replayed"]}
     lines += ["", *_table(columns)]
     if figures["baseline"] is not None:
         lines += [*_tenant_lines(figures), "", *_comparison(figures)]

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from everystop.core.errors import ConfigError, RequestError
-from everystop.core.events import Event, FinishEvent
+from everystop.core.events import Event
 from everystop.core.kv_cache import KVCache
-from everystop.core.plan import Row
-from everystop.core.policy import Share, make_policy
+from everystop.core.policy import PolicySettings, Share, Work, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Limits, Scheduler
 from everystop.core.step_time import StepTimeModel
@@ -25,20 +24,19 @@ from everystop.runner.calibration import Room, measure_step_times
 from everystop.runner.simulated import SimulatedRunner
 from everystop.sim.clock import Clock
 from everystop.sim.cost import StepCost
+from everystop.sim.endings import STOP_TOKEN, Endings
 from everystop.sim.fairness import WINDOW_NS, FairnessIndex
 from everystop.sim.routing import Sending, make_router
 from everystop.sim.tally import NEVER_NS, Slo, Tally
 from everystop.sim.traces import TraceRequest
-
-STOP_TOKEN = -1  # a request's last token; all others are its id, so that nothing is taken for another's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """What is simulated: `num_replicas` equal servers behind a router, and what is demanded of them.
 
-    `policy_settings` are the keyword arguments of `make_policy`. Every request asks for `max_tokens` (None: as many as
-    fit) and ends by a stop token where the trace says: no scheduler knows beforehand how long an output becomes.
+    Every request asks for `max_tokens` (None: as many as fit) and ends by a stop token where the trace says. How long an
+    output becomes nobody knows beforehand, but for the policy `shortest` with `oracle`.
     """
 
     limits: Limits
@@ -47,7 +45,8 @@ class Setup:
     cost: StepCost
     enable_prefix_caching: bool = True
     policy: str = "continuous"
-    policy_settings: Mapping[str, Any] = field(default_factory=dict)
+    policy_settings: PolicySettings = field(default_factory=PolicySettings)
+    oracle: bool = False
     max_tokens: int | None = None
     num_replicas: int = 1
     router: str = "round-robin"
@@ -67,8 +66,7 @@ class Setup:
     @property
     def shares(self) -> Mapping[str, Share]:
         """What tenants may use, by name."""
-        shares: Mapping[str, Share] = self.policy_settings.get("shares") or {}
-        return shares
+        return self.policy_settings.shares
 
     def measured_step_times(self) -> StepTimeModel:
         """What a server that plans its steps by time knows of them at its start."""
@@ -82,15 +80,7 @@ class Setup:
 
     def as_data(self) -> dict[str, Any]:
         """All of it as plain data."""
-        settings = {name: _plain(value) for name, value in self.policy_settings.items()}
-        return asdict(replace(self, policy_settings=settings))
-
-
-def _plain(value: Any) -> Any:
-    """Named tuples as objects of their fields, also within a mapping."""
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return value._asdict() if hasattr(value, "_asdict") else value
+        return asdict(self) | {"policy_settings": self.policy_settings.as_data()}
 
 
 class Witness(Protocol):
@@ -103,32 +93,6 @@ class Witness(Protocol):
     def hold(self, request_id: int, arrival_ns: int) -> None:
         """A request that is about to be added has been at the router since it arrived."""
         ...
-
-
-class Endings:
-    """Where the output of each request under way ends. The replicas' runners know, their schedulers do not."""
-
-    def __init__(self) -> None:
-        self._num_before: dict[int, int] = {}  # by request: tokens before its last one
-
-    def expect(self, request_id: int, num_before: int) -> None:
-        """This request's last token comes after so many, its prompt included."""
-        self._num_before[request_id] = num_before
-
-    def token_of(self, row: Row) -> int:
-        """What a row samples: the request's id, or at the end the stop token."""
-        request_id = row[0]
-        return STOP_TOKEN if self._num_before.get(request_id) == row[1] + row[2] else request_id
-
-    def note(self, events: Iterable[Event]) -> None:
-        """Forget those who have ended."""
-        for event in events:
-            if isinstance(event, FinishEvent):
-                self.forget(event.request_id)
-
-    def forget(self, request_id: int) -> None:
-        """It is no longer under way."""
-        del self._num_before[request_id]
 
 
 class Replica:
@@ -148,7 +112,8 @@ class Replica:
             block_size=setup.block_size,
             enable_prefix_caching=setup.enable_prefix_caching,
         )
-        policy = make_policy(setup.policy, **setup.policy_settings)
+        work: Work | None = endings.num_left if setup.oracle else None
+        policy = make_policy(setup.policy, setup.policy_settings, work=work)
         self._scheduler = Scheduler(setup.limits, self._kv, policy, step_times)
         self._loop = StepLoop(self._scheduler, self.runner, lambda: self.clock.now_ns)
         self._witness = witness
@@ -244,7 +209,7 @@ class Simulation:
             now_ns = traced.arrival_ns
             self._advance(now_ns)
             keys = traced.block_keys(self.setup.block_size) if self.setup.enable_prefix_caching else []
-            self._endings.expect(request_id, traced.num_prompt_tokens + traced.num_output_tokens - 1)
+            self._endings.expect(request_id, traced.num_prompt_tokens + traced.num_output_tokens)
             request = _make_request(request_id, traced, self._max_tokens(traced), keys)
             self._send(self._router.take(request, self.replicas, now_ns), now_ns)
         self._advance(NEVER_NS)

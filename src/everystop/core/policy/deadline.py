@@ -54,6 +54,9 @@ class Deadline(Policy):
     Example, 1 ms a token: a prompt of 100 tokens due at 500 ms ranks at 700 ms, before one of 10 due at 690 ms.
     """
 
+    honours = ("shares", "targets")
+    needs_step_times = True
+    has_targets = True
     barrier_reason = WaitReason.TOKEN_BUDGET
 
     def __init__(self, targets: Targets = DEFAULT_TARGETS, shares: Mapping[str, Share] | None = None) -> None:

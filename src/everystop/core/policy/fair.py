@@ -41,6 +41,8 @@ class Fair(Policy):
     of requests.
     """
 
+    honours: tuple[str, ...] = ("shares",)
+    has_shares = True
     may_displace = True
     barrier_reason = WaitReason.TENANT_LIMIT
 

@@ -33,6 +33,8 @@ class FairPrefix(Fair):
     Without a free slot nothing is looked up. Equal matches board in order of credit, then of arrival.
     """
 
+    honours = ("shares", "quantum")
+
     def __init__(self, shares: Mapping[str, Share] | None = None, quantum: int = QUANTUM) -> None:
         super().__init__(shares)
         self._quantum = quantum * ONE
