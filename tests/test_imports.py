@@ -20,6 +20,7 @@ MODULES = {
 # longer prefix says otherwise. A name ending in a colon part, `module:Name`, allows that one name.
 NATIVE = "everystop._native"
 ERRORS = "everystop.core.errors"
+DURATIONS = "everystop.core.durations"
 TENANTS = "everystop.tenants"
 PROTOCOL = "everystop.runner:ModelRunner"
 PARAMS = "everystop.core.request:SamplingParams"
@@ -29,12 +30,13 @@ ALLOWED = {
     "everystop": {"everystop.cli", "everystop.engine.llm", PARAMS},
     "everystop.config": {
         ERRORS,
+        DURATIONS,
         "everystop.core.admission:ADMISSIONS",
         "everystop.core.policy:POLICIES",
         "everystop.core.policy:honouring",
     },
     "everystop.machine": set(),
-    "everystop.tenants": {ERRORS},
+    "everystop.tenants": {ERRORS, DURATIONS},
     "everystop.core": set(),
     "everystop.observe": {"everystop.core.events", "everystop.core.request:FinishReason", ERRORS},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
@@ -101,6 +103,7 @@ ALLOWED = {
         LOGPROBS,
         PARAMS,
         ERRORS,
+        DURATIONS,
     },
     "everystop.sim": {
         "everystop.core",
@@ -119,6 +122,7 @@ ALLOWED = {
         "everystop.config",
         "everystop.scheduling",
         ERRORS,
+        DURATIONS,
     },
 }
 

@@ -10,6 +10,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from everystop.core.admission import ADMISSIONS
+from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS
 from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, honouring
 
@@ -178,8 +179,8 @@ class Config:
         "its tenant says (default: 1000)",
         group=SCHEDULER,
         parse=float,
-        least=1,
-        most=3_600_000,
+        least=MIN_TARGET_MS,
+        most=MAX_TARGET_MS,
     )
     itl_target_ms: float | None = _setting(
         None,
@@ -188,8 +189,8 @@ class Config:
         "nor its tenant says (default: no promise)",
         group=SCHEDULER,
         parse=float,
-        least=1,
-        most=3_600_000,
+        least=MIN_TARGET_MS,
+        most=MAX_TARGET_MS,
     )
     threads: int | None = _setting(
         None,

@@ -10,13 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from everystop.config import POLICY_OPTIONS, Config, check_honoured
+from everystop.core.durations import NS_PER_MS, NS_PER_S
 from everystop.core.errors import ConfigError
 from everystop.core.policy import QUANTUM, PolicySettings, Share, Targets, make_policy
 from everystop.core.scheduler import Limits
 from everystop.tenants import SHARE_SETTINGS, TARGET_SETTINGS, Tenant, Tenants, read_tenants
-
-NS_PER_MS = 1_000_000
-NS_PER_S = 1_000_000_000
 
 
 def scheduler_limits(config: Config, max_model_len: int) -> Limits:

@@ -27,11 +27,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS
 from everystop.core.errors import ConfigError
 
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 MIN_RATE, MAX_RATE = 0.001, 1e9
-MIN_TARGET_MS, MAX_TARGET_MS = 1, 3_600_000
 SHARE_SETTINGS = ("weight", "max_running", "max_queued", "token_rate", "kv_share")
 TARGET_SETTINGS = ("ttft_ms", "itl_ms")
 SETTINGS = (*SHARE_SETTINGS, *TARGET_SETTINGS)

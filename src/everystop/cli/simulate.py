@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from everystop.cli import settings
 from everystop.cli.costs import MEASURED, read_cost
 from everystop.config import KV_CACHE, SCHEDULER, Config
+from everystop.core.durations import NS_PER_MS
 from everystop.core.errors import ConfigError
 from everystop.sim.routing import ROUTERS
 from everystop.sim.traces import FORMATS
@@ -148,7 +149,7 @@ def trace_options(arguments: argparse.Namespace) -> TraceOptions:
 
 def make_slo(arguments: argparse.Namespace) -> Slo:
     """The demands of `--slo-ttft-ms` and `--slo-itl-ms`; raises ConfigError for what is no time."""
-    from everystop.sim.tally import NS_PER_MS, Slo
+    from everystop.sim.tally import Slo
 
     limits: dict[str, int | None] = {}
     for name in ("ttft", "itl"):

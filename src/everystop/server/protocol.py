@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS, NS_PER_MS
 from everystop.core.errors import RequestError, UnsupportedField
 from everystop.core.request import SamplingParams
 from everystop.model.messages import read_messages
@@ -21,8 +22,6 @@ MAX_SEQUENCES = 1024
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_PRIORITY = 1000
-MAX_TARGET_MS = 3_600_000
-NS_PER_MS = 1_000_000
 MAX_USER_CHARS = 256
 MAX_JSON_MARKS = 2_000_000
 _COUNTED_BYTES = 1 << 18
@@ -260,8 +259,8 @@ COMMON_FIELDS: dict[str, Reader] = PARAMETER_FIELDS | {
     "stream_options": _read_stream_options,
     "cache_salt": fields.string(1024),
     "priority": fields.integer(-MAX_PRIORITY, MAX_PRIORITY),
-    "ttft_target_ms": fields.number(1, MAX_TARGET_MS),
-    "itl_target_ms": fields.number(1, MAX_TARGET_MS),
+    "ttft_target_ms": fields.number(MIN_TARGET_MS, MAX_TARGET_MS),
+    "itl_target_ms": fields.number(MIN_TARGET_MS, MAX_TARGET_MS),
     "user": fields.anything,
     # without effect here
     "metadata": fields.anything,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from everystop.core.durations import NS_PER_S
 from everystop.core.errors import Draining, EngineDead
 from everystop.engine.messages import StepOutput
 from everystop.observe.metrics import Metrics
@@ -16,7 +17,6 @@ from everystop.server.board import Board, EngineLike, Texts
 from everystop.server.errors import Loading
 from everystop.server.protocol import Accepted
 
-NS_PER_S = 1_000_000_000
 STUCK_HEALTH_S = 4.0
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from itertools import compress, takewhile
 from typing import Any, TypeVar
 
+from everystop.core.durations import NS_PER_MS
 from everystop.core.errors import ConfigError
 from everystop.core.scheduler import Limits
 from everystop.sim.parallel import Workers
 from everystop.sim.probe import LEAST_REQUESTS, Point, Target, Workload, measure, saturation
 from everystop.sim.report import several
 from everystop.sim.simulator import Setup
-from everystop.sim.tally import NS_PER_MS
 
 NUM_RATES = 8
 NEARLY_IDLE = 0.01

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from everystop.core.durations import NS_PER_MS, NS_PER_S
 from everystop.sim.replay import ReplayReport, Timeline
-from everystop.sim.tally import NS_PER_MS, NS_PER_S, Histogram
+from everystop.sim.tally import Histogram
 
 DURATIONS = ("ttft", "itl", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from everystop.core.durations import NS_PER_MS
 from everystop.sim.cost import CostModel
 from everystop.sim.fit import Fit
 from everystop.sim.replay_report import DURATIONS
-from everystop.sim.tally import NS_PER_MS
 
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 NUM_TENANTS_SHOWN = 20

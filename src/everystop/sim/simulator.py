@@ -35,8 +35,8 @@ from everystop.sim.traces import TraceRequest
 class Setup:
     """What is simulated: `num_replicas` equal servers behind a router, and what is demanded of them.
 
-    Every request asks for `max_tokens` (None: as many as fit) and ends by a stop token where the trace says. How long an
-    output becomes nobody knows beforehand, but for the policy `shortest` with `oracle`.
+    Every request asks for `max_tokens` (None: as many as fit) and ends by a stop token where the trace says. How long
+    its output becomes nobody knows beforehand, but for the policy `shortest` with `oracle`.
     """
 
     limits: Limits
