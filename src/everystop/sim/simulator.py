@@ -203,7 +203,8 @@ class Simulation:
         """
         for request_id, traced in enumerate(trace):
             now_ns = traced.arrival_ns
-            self._num_output_tokens.append(traced.num_output_tokens)
+            if self.setup.oracle:
+                self._num_output_tokens.append(traced.num_output_tokens)
             self._advance(now_ns)
             keys = traced.block_keys(self.setup.block_size) if self.setup.enable_prefix_caching else []
             self._send(self._router.take(_make_request(request_id, traced, keys), self.replicas, now_ns), now_ns)
