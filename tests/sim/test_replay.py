@@ -327,6 +327,17 @@ def test_deadline_knows_step_times_in_a_replay_of_a_record_without(
     assert seen[1].execute_ns(StepFeatures(1, 9, 0, 1)) > 0
 
 
+def test_older_record_with_a_time_that_no_model_has_is_read(tmp_path: Path) -> None:
+    record_workload(tmp_path / "run.gz", policy="fair")
+    lines = gzip.decompress((tmp_path / "run.gz").read_bytes()).decode().splitlines()
+    header = json.loads(lines[0])
+    header["step_times"]["no_such_ns"] = 7.0
+    header["shares"] = [list(share) for share in SHARES.values()]
+    header["targets"] = list(SETTINGS.targets)
+    (tmp_path / "old.gz").write_bytes(gzip.compress("\n".join([json.dumps(header), *lines[1:]]).encode()))
+    assert replay(tmp_path / "old.gz").first_difference is None
+
+
 def test_files_that_are_no_records_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.gz").write_text("hello")
     (tmp_path / "other.gz").write_bytes(gzip.compress(b'{"everystop_record": 0}\n'))

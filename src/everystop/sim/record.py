@@ -10,7 +10,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Record:
             PolicySettings.from_data(header),
             Limits(**{"admission": "greedy"} | header["limits"]),
             header["kv"],
-            StepTimeModel(**header.get("step_times", {})),
+            _step_times(header.get("step_times", {})),
             [],
             {},
             is_truncated=False,
@@ -87,6 +87,12 @@ class Record:
             itl_target_ns=itl_target_ns,
             block_keys=list(self.keys.get(request_id, ())),
         )
+
+
+def _step_times(data: dict[str, float]) -> StepTimeModel:
+    """Older records also hold times that a model of steps does not have any more."""
+    known = {field.name for field in fields(StepTimeModel)}
+    return StepTimeModel(**{name: value for name, value in data.items() if name in known})
 
 
 class _Lines:
