@@ -321,7 +321,7 @@ def make_study(arguments: argparse.Namespace) -> Study:
     """Where and how; the capacity is measured here."""
     if arguments.simulated:
         from benchmarks.virtual import VirtualStage
-        from everystop.cli.calibrate import read_cost
+        from everystop.cli.costs import read_cost
 
         stage: Stage = VirtualStage(read_cost(arguments.cost))
     else:

@@ -35,17 +35,18 @@ from everystop.core.admission import ADMISSIONS
 from everystop.core.events import AdmitEvent, Event, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import StepPlan, StepResult
+from everystop.core.plan import Row
 from everystop.core.policy import make_policy
 from everystop.core.request import FinishReason, Request, SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.engine.loop import StepLoop
+from everystop.runner.simulated import FILLER_TOKEN, SimulatedRunner
 from everystop.sim.cost import CostModel
 
 NS_PER_S = 10**9
 MAX_TOKENS = 1500
 BLOCK_SIZE = 32
-FILLER, STOP = 0, 299  # the stop token is outside the prompts' alphabet
+STOP = 299  # the stop token is outside the prompts' alphabet
 SKETCH = CostModel(step_ns=5.5e6, token_ns=0.28e6, decode_context_ns=60, row_ns=0.1e6, source="a sketch")
 MAX_RECOMPUTED, MIN_THROUGHPUT = 0.05, 0.90
 SHAPES = ("chat", "mixed", "drift")
@@ -137,28 +138,6 @@ class Outcome:
         }
 
 
-class StoppingRunner:
-    """A step takes what the cost model says; a request's last token is the stop token."""
-
-    def __init__(self, cost: CostModel, ends: dict[int, int], advance: Callable[[int], None]) -> None:
-        self._cost = cost
-        self._ends = ends  # the position of each request's last token
-        self._advance = advance
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """One token for each row that samples."""
-        self._advance(self._cost.plan_ns(plan))
-        rows: list[tuple[int, ...] | str] = []
-        for row in plan.rows:
-            end = row.start + row.num_tokens
-            is_last = end == self._ends[row.request_id]
-            rows.append(((STOP if is_last else FILLER),) if row.logits_from < row.num_tokens else ())
-        return StepResult(rows)
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
 class VirtualRun:
     """One scheduler, fed by clients who each send their next job when the last is done, or by jobs at their times."""
 
@@ -166,7 +145,7 @@ class VirtualRun:
         self.now_ns = 0
         self.outcome = Outcome(setting)
         self._workload = workload
-        self._ends: dict[int, int] = {}
+        self._ends: dict[int, int] = {}  # by job: tokens before its last one
         self._arrival_ns: dict[int, int] = {}
         self._last_token_ns: dict[int, int] = {}
         self._not_boarded: list[int] = []
@@ -184,7 +163,8 @@ class VirtualRun:
             enable_prefix_caching=setting.enable_prefix_caching,
         )
         self.scheduler = Scheduler(limits, kv, make_policy(setting.policy))
-        self._loop = StepLoop(self.scheduler, StoppingRunner(cost, self._ends, self._advance), lambda: self.now_ns)
+        runner = SimulatedRunner(cost.plan_ns, self._advance, self._token_of)
+        self._loop = StepLoop(self.scheduler, runner, lambda: self.now_ns)
 
     def run(self) -> Outcome:
         """Serve all jobs."""
@@ -208,6 +188,10 @@ class VirtualRun:
 
     def _due_ns(self, job: int) -> int:
         return round((self._workload.jobs[job].at_s or 0.0) * NS_PER_S)
+
+    def _token_of(self, row: Row) -> int:
+        """A request's last token is the stop token."""
+        return STOP if row.start + row.num_tokens == self._ends[row.request_id] else FILLER_TOKEN
 
     def _advance(self, ns: int) -> None:
         self.now_ns += ns

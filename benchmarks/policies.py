@@ -24,14 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from everystop.cli.calibrate import MEASURED, read_cost
+from everystop.cli.costs import MEASURED, read_cost
 from everystop.cli.simulate import make_setup
 from everystop.config import Config
+from everystop.core.durations import NS_PER_MS
 from everystop.core.policy import POLICIES
 from everystop.sim.cost import StepCost
-from everystop.sim.report import run_trace
+from everystop.sim.run import run_trace
 from everystop.sim.simulator import Setup
-from everystop.sim.tally import NS_PER_MS, Slo
+from everystop.sim.tally import Slo
 from everystop.sim.traces import TraceOptions, read_trace
 
 AT_ONCE = 1e-9

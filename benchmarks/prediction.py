@@ -26,11 +26,12 @@ from benchmarks.local_server import LocalServer
 from benchmarks.service import measure_capacity
 from benchmarks.trial import RealStage
 from benchmarks.workloads import Dice, Job, Kind, Workload, in_order_of_time, poisson
-from everystop.cli.calibrate import cost_path
+from everystop.cli.costs import cost_path
 from everystop.sim.cost import CostModel
 from everystop.sim.fit import TimedStep
 from everystop.sim.replay import predict, replay, timed_steps
-from everystop.sim.report import calibrate, replay_figures
+from everystop.sim.replay_report import replay_figures
+from everystop.sim.run import calibrate
 
 CLIENTS = (8, 1, 32, 2, 64, 4, 16) * 2
 PROMPTS, LONG_PROMPTS, OUTPUTS = (16, 600), (600, 1600), (8, 300)

@@ -26,6 +26,7 @@ from everystop.sim.cost import CostModel
 SKETCH = CostModel(step_ns=5.5e6, token_ns=3.5e5, row_ns=4e4, source="a sketch of a small model on two cores")
 RATE_PER_REPLICA = 24.0
 NUM_TENANTS, NUM_PREFIXES = 8, 500
+MAX_TOKENS = 20
 MAX_GROWTH = 1.1
 
 
@@ -40,7 +41,7 @@ def trace_lines(num_requests: int, num_replicas: int, seed: int = 1) -> Iterator
         line: dict[str, Any] = {
             "arrival_ns": int(now_ns),
             "num_prompt_tokens": dice.randint(16, 112),
-            "num_output_tokens": dice.randint(4, 20),
+            "num_output_tokens": dice.randint(4, MAX_TOKENS),
             "tenant": f"tenant-{dice.randrange(NUM_TENANTS)}",
         }
         if dice.random() < 0.25:
@@ -53,6 +54,7 @@ def simulate(lines: Iterable[str], options: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "results.json").open("w+") as output:
         SKETCH.write(Path(folder) / "cost.json")
         command = [sys.executable, "-m", "everystop", "simulate", "--trace", "/dev/stdin", "--format", "own", "--json"]
+        command += ["--max-tokens", str(MAX_TOKENS)]  # of a pipe the longest output is not known beforehand
         if "--cost" not in options:
             options = [*options, "--cost", str(Path(folder) / "cost.json")]
         process = subprocess.Popen([*command, *options], stdin=subprocess.PIPE, stdout=output, text=True)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import POLICIES, make_policy
+from everystop.core.policy import POLICIES, PolicySettings, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Scheduler
@@ -178,7 +178,7 @@ def print_cost_of_recording() -> None:
     """What the caller's thread pays for a record, and what the writing thread pays beside it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "record.gz"
-        recorder = Recorder(path, policy="continuous")
+        recorder = Recorder(path, "continuous", PolicySettings())
         scheduler = make_scheduler(64, 0, recorder)
         start, start_here = time.process_time(), time.thread_time()
         recorded, _ = milliseconds_a_step(scheduler)

@@ -20,6 +20,7 @@ MODULES = {
 # longer prefix says otherwise. A name ending in a colon part, `module:Name`, allows that one name.
 NATIVE = "everystop._native"
 ERRORS = "everystop.core.errors"
+DURATIONS = "everystop.core.durations"
 TENANTS = "everystop.tenants"
 PROTOCOL = "everystop.runner:ModelRunner"
 PARAMS = "everystop.core.request:SamplingParams"
@@ -29,17 +30,19 @@ ALLOWED = {
     "everystop": {"everystop.cli", "everystop.engine.llm", PARAMS},
     "everystop.config": {
         ERRORS,
+        DURATIONS,
         "everystop.core.admission:ADMISSIONS",
         "everystop.core.policy:POLICIES",
-        "everystop.core.policy:TENANT_SETTINGS",
+        "everystop.core.policy:honouring",
     },
     "everystop.machine": set(),
-    "everystop.tenants": {ERRORS},
+    "everystop.tenants": {ERRORS, DURATIONS},
     "everystop.core": set(),
     "everystop.observe": {"everystop.core.events", "everystop.core.request:FinishReason", ERRORS},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
     "everystop.observe.recorder": {
         "everystop.core.plan",
+        "everystop.core.policy:PolicySettings",
         "everystop.core.recording:RECORD_VERSION",
         "everystop.core.request",
         ERRORS,
@@ -82,6 +85,7 @@ ALLOWED = {
     "everystop.server.opening": {
         *STARTERS,
         NATIVE,
+        "everystop.core.policy:make_policy",
         "everystop.engine",
         "everystop.server",
         "everystop.observe",
@@ -99,8 +103,15 @@ ALLOWED = {
         LOGPROBS,
         PARAMS,
         ERRORS,
+        DURATIONS,
     },
-    "everystop.sim": {"everystop.core", "everystop.engine.loop", "everystop.runner.simulated", PROTOCOL},
+    "everystop.sim": {
+        "everystop.core",
+        "everystop.engine.loop",
+        "everystop.runner.calibration",
+        "everystop.runner.simulated",
+        PROTOCOL,
+    },
     "everystop.cli": {
         "everystop.core.policy:POLICIES",
         "everystop.server",
@@ -111,6 +122,7 @@ ALLOWED = {
         "everystop.config",
         "everystop.scheduling",
         ERRORS,
+        DURATIONS,
     },
 }
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from everystop.config import Config
+from everystop.config import POLICY_OPTIONS, Config
 from everystop.core.errors import ConfigError
-from everystop.core.policy import POLICIES, QUANTUM, TENANT_SETTINGS, Share, Targets, make_policy
+from everystop.core.policy import POLICIES, QUANTUM, PolicySettings, Share, Targets, make_policy
 from everystop.observe import metrics
-from everystop.scheduling import policy_settings
-from everystop.tenants import OTHERS, SETTINGS, Tenant, Tenants, read_tenants
+from everystop.scheduling import changed_settings, policy_settings
+from everystop.tenants import OTHERS, SETTINGS, SHARE_SETTINGS, TARGET_SETTINGS, Tenant, Tenants, read_tenants
 
 FILE = """
 header = "X-Tenant"
@@ -56,15 +58,15 @@ def test_no_file_means_that_nobody_is_told_apart() -> None:
 def test_policy_gets_the_shares_of_the_file(tmp_path: Path, policy: str) -> None:
     config = Config(policy=policy, ageing=2.5, tenants=write(tmp_path, FILE))
     settings = policy_settings(config)
-    assert settings["shares"] == {"gold": Share(2.5, 16, 0, 500.0, 0.25), "a b": Share()}
-    assert settings["ageing_ns"] == 2_500_000_000
-    assert settings["quantum"] == QUANTUM
-    make_policy(policy, **settings)
+    assert settings.shares == {"gold": Share(2.5, 16, 0, 500.0, 0.25), "a b": Share()}
+    assert settings.ageing_ns == 2_500_000_000
+    assert settings.quantum == QUANTUM
+    make_policy(policy, settings)
 
 
 def test_quantum_is_that_of_the_flag_and_of_its_policy_only() -> None:
-    assert policy_settings(Config(policy="fair-prefix", fair_quantum=7))["quantum"] == 7
-    with pytest.raises(ConfigError, match="--fair-quantum needs --policy fair-prefix; the policy fair has"):
+    assert policy_settings(Config(policy="fair-prefix", fair_quantum=7)).quantum == 7
+    with pytest.raises(ConfigError, match="--fair-quantum needs --policy fair-prefix; it has no effect"):
         Config(policy="fair", fair_quantum=7)
 
 
@@ -76,8 +78,10 @@ def test_what_the_policy_does_not_honour_is_refused_by_name(tmp_path: Path) -> N
 
 
 def test_every_setting_of_a_tenant_has_a_policy_that_honours_it() -> None:
-    assert {name for names in TENANT_SETTINGS.values() for name in names} == set(SETTINGS)
-    assert TENANT_SETTINGS.keys() <= set(POLICIES)
+    policies = [make_policy(name) for name in POLICIES]
+    assert any(policy.has_shares for policy in policies)
+    assert any(policy.has_targets for policy in policies)
+    assert (*SHARE_SETTINGS, *TARGET_SETTINGS) == SETTINGS
     assert OTHERS == metrics.OTHERS
 
 
@@ -126,24 +130,68 @@ def test_missing_file_is_named() -> None:
         read_tenants("none.toml")
 
 
-def test_tenants_need_the_policy_that_tells_them_apart() -> None:
-    with pytest.raises(ConfigError, match="--tenants needs --policy fair or fair-prefix or deadline"):
-        Config(tenants="t.toml")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tenants_are_told_apart_under_every_policy(tmp_path: Path, policy: str) -> None:
+    path = write(tmp_path, 'header = "X-Tenant"\n[tenant.a]\nkeys = ["k"]\n[tenant.b]')
+    assert policy_settings(Config(policy=policy, tenants=path)).shares == {"a": Share(), "b": Share()}
+
+
+def test_settings_come_back_from_plain_data() -> None:
+    settings = PolicySettings(
+        batch_wait_ns=1,
+        ageing_ns=2,
+        shares={"ann": Share(2.0, 3, ttft_ns=4), "bob": Share(kv_share=0.5)},
+        quantum=5,
+        targets=Targets(6, 7),
+    )
+    data = json.loads(json.dumps(settings.as_data()))
+    assert PolicySettings.from_data(data) == settings
+    assert PolicySettings.from_data(settings.numbered().as_data()).shares == {
+        "0": settings.shares["ann"],
+        "1": settings.shares["bob"],
+    }
+
+
+def test_headers_of_older_records_are_read() -> None:
+    first = {"batch_wait_ns": 3}
+    assert PolicySettings.from_data(first) == PolicySettings(batch_wait_ns=3)
+    last = {"batch_wait_ns": 0, "ageing_ns": 0, "quantum": 0, "shares": [[2.0, 3, None]], "targets": [5, None]}
+    assert PolicySettings.from_data(last) == PolicySettings(shares={"0": Share(2.0, 3)}, targets=Targets(5))
+
+
+def test_options_change_what_they_name_and_nothing_else(tmp_path: Path) -> None:
+    recorded = PolicySettings(batch_wait_ns=1, ageing_ns=2, shares={"0": Share()}, quantum=5, targets=Targets(6, 7))
+    assert changed_settings("static", recorded, {"batch_wait_ms": 4}) == replace(recorded, batch_wait_ns=4_000_000)
+    assert changed_settings("deadline", recorded, {"itl_target_ms": 4.0}).targets == Targets(6, 4_000_000)
+    assert changed_settings("deadline", recorded, {"ttft_target_ms": 4.0}).targets == Targets(4_000_000, 7)
+    path = write(tmp_path, "[tenant.gold]\nweight = 3")
+    assert changed_settings("fair", recorded, {"tenants": path}) == replace(recorded, shares={"0": Share(3.0)})
+    with pytest.raises(ConfigError, match="has 1 tenants, and the file of the server that was recorded had 2"):
+        changed_settings("fair", replace(recorded, shares={"0": Share(), "1": Share()}), {"tenants": path})
+    with pytest.raises(ConfigError, match="--ageing needs --policy priority or shortest; it has no effect under"):
+        changed_settings("fair", recorded, {"ageing": 4.0})
+
+
+def test_every_field_of_the_settings_has_an_option_and_a_policy() -> None:
+    names = {field.name for field in fields(PolicySettings)}
+    assert set(POLICY_OPTIONS.values()) == names
+    assert {name for policy in POLICIES for name in make_policy(policy).honours} == names
 
 
 def test_policy_gets_the_targets_of_the_file_and_of_the_flags(tmp_path: Path) -> None:
     path = write(tmp_path, TARGETS)
     settings = policy_settings(Config(policy="deadline", tenants=path, ttft_target_ms=800, itl_target_ms=40))
-    assert settings["shares"]["chat"] == Share(ttft_ns=250_000_000, itl_ns=12_500_000)
-    assert settings["shares"]["batch"] == Share(ttft_ns=60_000_000_000)
-    assert settings["targets"] == Targets(800_000_000, 40_000_000)
-    assert policy_settings(Config(policy="deadline"))["targets"] == Targets(1_000_000_000, None)
+    assert settings.shares["chat"] == Share(ttft_ns=250_000_000, itl_ns=12_500_000)
+    assert settings.shares["batch"] == Share(ttft_ns=60_000_000_000)
+    assert settings.targets == Targets(800_000_000, 40_000_000)
+    assert policy_settings(Config(policy="deadline")).targets == Targets(1_000_000_000, None)
 
 
 @pytest.mark.parametrize(
     ("policy", "text", "words"),
     [
         ("deadline", FILE, ["tenant.gold.weight has no effect", "only ttft_ms, itl_ms"]),
+        ("continuous", FILE, ["tenant.gold.weight has no effect", "only keys"]),
         ("fair", TARGETS, ["tenant.chat.ttft_ms has no effect", "only weight, max_running"]),
     ],
 )

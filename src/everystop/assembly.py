@@ -96,7 +96,7 @@ def build_scheduler(
         enable_prefix_caching=config.enable_prefix_caching,
     )
     limits = scheduler_limits(config, capacity.max_model_len)
-    policy = make_policy(config.policy, **policy_settings(config))
+    policy = make_policy(config.policy, policy_settings(config))
     if recorder is None:
         return Scheduler(limits, kv, policy, step_times)
     return RecordingScheduler(limits, kv, policy, recorder, step_times)
@@ -104,7 +104,7 @@ def build_scheduler(
 
 def plans_by_time(config: Config) -> bool:
     """Step times must be known: steps have a target on their time, or the policy predicts by them."""
-    return config.target_itl_ms is not None or config.policy == "deadline"
+    return config.target_itl_ms is not None or make_policy(config.policy).needs_step_times
 
 
 def open_recorder(config: Config) -> Recorder | None:
@@ -112,7 +112,7 @@ def open_recorder(config: Config) -> Recorder | None:
     if config.record is None:
         return None
     try:
-        return Recorder(Path(config.record), policy=config.policy, **policy_settings(config))
+        return Recorder(Path(config.record), config.policy, policy_settings(config))
     except OSError as error:
         raise ConfigError(f"--record {config.record}: {error.strerror or error}; name a file to write") from error
 

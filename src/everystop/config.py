@@ -5,16 +5,25 @@ fields.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from everystop.core.admission import ADMISSIONS
+from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS
 from everystop.core.errors import ConfigError
-from everystop.core.policy import POLICIES, TENANT_SETTINGS
+from everystop.core.policy import POLICIES, honouring
 
 DTYPES = ("int8", "float32")
 NETWORK, MODEL, SCHEDULER, KV_CACHE = GROUPS = ("network", "model", "scheduler", "KV cache")
+POLICY_OPTIONS: Mapping[str, str] = {  # option: the field of `PolicySettings` that it sets
+    "batch_wait_ms": "batch_wait_ns",
+    "ageing": "ageing_ns",
+    "tenants": "shares",
+    "fair_quantum": "quantum",
+    "ttft_target_ms": "targets",
+    "itl_target_ms": "targets",
+}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -149,7 +158,8 @@ class Config:
     tenants: str | None = _setting(
         None,
         "--tenants",
-        "policies fair, fair-prefix and deadline: a TOML file with the tenants' keys, weights and limits, or targets",
+        "a TOML file with the tenants' keys and, for the policies fair, fair-prefix and deadline, their weights and "
+        "limits, or targets",
         group=SCHEDULER,
     )
     fair_quantum: int | None = _setting(
@@ -169,8 +179,8 @@ class Config:
         "its tenant says (default: 1000)",
         group=SCHEDULER,
         parse=float,
-        least=1,
-        most=3_600_000,
+        least=MIN_TARGET_MS,
+        most=MAX_TARGET_MS,
     )
     itl_target_ms: float | None = _setting(
         None,
@@ -179,8 +189,8 @@ class Config:
         "nor its tenant says (default: no promise)",
         group=SCHEDULER,
         parse=float,
-        least=1,
-        most=3_600_000,
+        least=MIN_TARGET_MS,
+        most=MAX_TARGET_MS,
     )
     threads: int | None = _setting(
         None,
@@ -234,14 +244,16 @@ class Config:
             raise ConfigError("--api-key is empty or has blanks at its ends; give the key itself")
         if not self.ageing > 0:
             raise ConfigError(f"--ageing is {self.ageing:g}; it must be above 0 seconds")
-        if self.tenants is not None and self.policy not in TENANT_SETTINGS:
-            able = " or ".join(TENANT_SETTINGS)
-            raise ConfigError(f"--tenants needs --policy {able}; the policy {self.policy} does not tell tenants apart")
-        if self.fair_quantum is not None and self.policy != "fair-prefix":
-            raise ConfigError(f"--fair-quantum needs --policy fair-prefix; the policy {self.policy} has no quantum")
-        for flag, target in (("--ttft-target-ms", self.ttft_target_ms), ("--itl-target-ms", self.itl_target_ms)):
-            if target is not None and self.policy != "deadline":
-                raise ConfigError(f"{flag} needs --policy deadline; the policy {self.policy} has no targets")
+        for option in ("fair_quantum", "ttft_target_ms", "itl_target_ms"):
+            if getattr(self, option) is not None:
+                check_honoured(option, self.policy)
+
+
+def check_honoured(option: str, policy: str) -> None:
+    """Raise ConfigError if that one of `POLICY_OPTIONS` has no effect under the policy."""
+    able, flag = honouring(POLICY_OPTIONS[option]), f"--{option.replace('_', '-')}"
+    if policy not in able:
+        raise ConfigError(f"{flag} needs --policy {' or '.join(able)}; it has no effect under the policy {policy}")
 
 
 def _check(setting: Field[Any], value: Any) -> None:

@@ -5,15 +5,16 @@ It must not know what runs the plans: a setting of the scheduler that is read he
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from everystop.config import Config
+from everystop.config import POLICY_OPTIONS, Config, check_honoured
+from everystop.core.durations import NS_PER_MS, NS_PER_S
+from everystop.core.errors import ConfigError
 from everystop.core.limits import Limits
-from everystop.core.policy import QUANTUM, TENANT_SETTINGS, Share, Targets
-from everystop.tenants import Tenant, Tenants, read_tenants
-
-NS_PER_MS = 1_000_000
-NS_PER_S = 1_000_000_000
+from everystop.core.policy import QUANTUM, PolicySettings, Share, Targets, make_policy
+from everystop.tenants import SHARE_SETTINGS, TARGET_SETTINGS, Tenant, Tenants, read_tenants
 
 
 def scheduler_limits(config: Config, max_model_len: int) -> Limits:
@@ -28,20 +29,43 @@ def scheduler_limits(config: Config, max_model_len: int) -> Limits:
     )
 
 
-def policy_settings(config: Config) -> dict[str, Any]:
+def policy_settings(config: Config) -> PolicySettings:
     """What `make_policy` takes beside the name; raises ConfigError for a file of tenants that cannot be used."""
-    return {
-        "batch_wait_ns": config.batch_wait_ms * NS_PER_MS,
-        "ageing_ns": round(config.ageing * NS_PER_S),
-        "shares": {name: _share(tenant) for name, tenant in tenants_of(config).by_name.items()},
-        "quantum": config.fair_quantum or QUANTUM,
-        "targets": Targets.from_ms(config.ttft_target_ms, config.itl_target_ms),
-    }
+    return PolicySettings(
+        batch_wait_ns=config.batch_wait_ms * NS_PER_MS,
+        ageing_ns=round(config.ageing * NS_PER_S),
+        shares={name: _share(tenant) for name, tenant in tenants_of(config).by_name.items()},
+        quantum=config.fair_quantum or QUANTUM,
+        targets=Targets.from_ms(config.ttft_target_ms, config.itl_target_ms),
+    )
+
+
+def changed_settings(policy: str, recorded: PolicySettings, options: Mapping[str, Any]) -> PolicySettings:
+    """The settings of a record with those in place that the options, by name, set for a policy.
+
+    A record numbers its tenants, so a file must have as many as the server's had, in the same order. Raises
+    ConfigError, also for an option that has no effect under the policy.
+    """
+    for option in options:
+        check_honoured(option, policy)
+    given = policy_settings(Config(policy=policy, **options)).numbered()
+    if "tenants" in options and len(given.shares) != len(recorded.shares):
+        raise ConfigError(
+            f"--tenants has {len(given.shares)} tenants, and the file of the server that was recorded had "
+            f"{len(recorded.shares)}; name as many, in the same order, since a record holds no names"
+        )
+    changed = {field: getattr(given, field) for option, field in POLICY_OPTIONS.items() if option in options}
+    if "targets" in changed:
+        ttft_ns = (given if "ttft_target_ms" in options else recorded).targets.ttft_ns
+        changed["targets"] = Targets(ttft_ns, (given if "itl_target_ms" in options else recorded).targets.itl_ns)
+    return replace(recorded, **changed)
 
 
 def tenants_of(config: Config) -> Tenants:
     """The file of `--tenants`, or nobody; raises ConfigError, also for what the policy does not honour."""
-    return read_tenants(config.tenants, TENANT_SETTINGS.get(config.policy, ()))
+    policy = make_policy(config.policy)
+    honoured = (*(SHARE_SETTINGS if policy.has_shares else ()), *(TARGET_SETTINGS if policy.has_targets else ()))
+    return read_tenants(config.tenants, honoured)
 
 
 def _share(tenant: Tenant) -> Share:

@@ -14,7 +14,7 @@
     itl_ms = 50                 # and a later one so long after the one before (default: --itl-target-ms)
 
 A request that nothing assigns belongs to the tenant with the empty name, who has weight 1. What a policy does not
-honour is refused, not ignored.
+honour is refused, not ignored; keys, header and user are of use under each, for metrics and records.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS
 from everystop.core.errors import ConfigError
 
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 MIN_RATE, MAX_RATE = 0.001, 1e9
-MIN_TARGET_MS, MAX_TARGET_MS = 1, 3_600_000
-SETTINGS = ("weight", "max_running", "max_queued", "token_rate", "kv_share", "ttft_ms", "itl_ms")
+SHARE_SETTINGS = ("weight", "max_running", "max_queued", "token_rate", "kv_share")
+TARGET_SETTINGS = ("ttft_ms", "itl_ms")
+SETTINGS = (*SHARE_SETTINGS, *TARGET_SETTINGS)
 OTHERS = "other"  # stands for all whom the file does not name, where tenants are counted
 
 
@@ -90,7 +92,7 @@ def _read_tenant(path: str, name: str, entry: Any, honoured: Collection[str]) ->
     _check_names(f"--tenants {path}: {where}", entry, (*SETTINGS, "keys"))
     for key in entry:
         if key != "keys" and key not in honoured:
-            known = ", ".join(honoured)
+            known = ", ".join(honoured) or "keys"
             raise ConfigError(f"--tenants {path}: {where}.{key} has no effect under this --policy, only {known}")
     keys = entry.get("keys", [])
     is_list = isinstance(keys, list) and all(isinstance(key, str) and key and key == key.strip() for key in keys)

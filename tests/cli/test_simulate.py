@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,26 @@ def test_results_say_what_was_simulated(simulate: Command) -> None:
     assert results["duration_s"] > 49 / 50 * 3
 
 
+def test_requests_ask_for_the_longest_output_of_the_trace(simulate: Command) -> None:
+    """Every output has 5 to 11 tokens. Admission goes by what is asked for, until it has seen how many come."""
+    plain = simulate()
+    assert plain["setup"]["max_tokens"] == 11
+    assert simulate("--limit", "3")["setup"]["max_tokens"] == 7
+    crowded = ["--dilate-time", "0.1", "--num-blocks", "40"]
+    results = [simulate(*crowded, "--max-tokens", "600"), simulate(*crowded)]
+    assert all(each["num_output_tokens"] == plain["num_output_tokens"] for each in results)
+    assert results[0]["ttft_ms"]["mean"] > results[1]["ttft_ms"]["mean"]
+
+
+def test_trace_from_a_pipe_is_read_once(simulate: Command) -> None:
+    os.mkfifo("pipe.csv")
+    writer = threading.Thread(target=lambda: Path("pipe.csv").write_text(TRACE))
+    writer.start()
+    results = simulate("--trace", "pipe.csv")
+    writer.join()
+    assert (results["num_finished"], results["setup"]["max_tokens"]) == (60, None)
+
+
 def test_settings_of_the_scheduler_change_the_outcome(simulate: Command) -> None:
     plain = simulate()
     for words in (
@@ -100,6 +122,15 @@ def test_every_setting_of_the_scheduler_is_an_option() -> None:
     for field in settings.flag_fields():
         is_of_scheduler = field.metadata["group"] in ("scheduler", "KV cache") or field.name == "max_model_len"
         assert (field.name in offered) == (is_of_scheduler and field.name not in ("record", "kv_cache_memory")), field
+
+
+def test_oracle_changes_the_order_and_needs_its_policy(simulate: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--policy", "shortest", "--max-num-seqs", "1", "--ageing", "1000000")
+    blind, knowing = simulate(*words), simulate(*words, "--oracle")
+    assert knowing["setup"]["oracle"]
+    assert knowing["e2e_ms"]["mean"] < blind["e2e_ms"]["mean"]
+    assert cli.main(["simulate", "--trace", "trace.csv", "--cost", "cost.json", "--oracle"]) != 0
+    assert "an oracle needs --policy shortest" in capsys.readouterr().err
 
 
 def test_tenants_of_a_file_get_service_by_weight(simulate: Command, tmp_path: Path) -> None:

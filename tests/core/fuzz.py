@@ -10,9 +10,10 @@ import random
 from collections import Counter
 from itertools import count
 
-from tests.core.harness import POLICIES, Harness, eos, make_request, make_scheduler, state_of
+from tests.core.harness import Harness, eos, make_request, make_scheduler, state_of
 
 from everystop.core.errors import RequestError
+from everystop.core.policy import POLICIES
 from everystop.core.request import RequestState
 from everystop.core.step_time import StepTimeModel
 

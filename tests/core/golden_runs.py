@@ -14,19 +14,9 @@ from pathlib import Path
 from tests.core.harness import STEP_NS, Harness, eos, make_request, make_scheduler
 
 from everystop.core.plan import StepPlan
+from everystop.core.policy import POLICIES
 
 FOLDER = Path(__file__).parent / "golden"
-POLICIES = (
-    "continuous",
-    "static",
-    "static-padded",
-    "priority",
-    "shortest",
-    "fair",
-    "fair-prefix",
-    "deadline",
-    "thrifty",
-)
 
 
 def run(policy: str, depth: int = 0) -> Harness:

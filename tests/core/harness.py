@@ -22,24 +22,13 @@ from everystop.core.events import (
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import AGEING_NS, Policy, Share, Targets
+from everystop.core.policy import AGEING_NS, Policy, PolicySettings, Share, Targets
 from everystop.core.policy import make_policy as make_core_policy
 from everystop.core.request import FinishReason, Request, RequestState, SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.loop import StepLoop, Turn
 
-POLICIES = (
-    "continuous",
-    "static",
-    "static-padded",
-    "priority",
-    "shortest",
-    "fair",
-    "fair-prefix",
-    "deadline",
-    "thrifty",
-)
 SHARES = {
     "b": Share(2.0, 2, max_queued=4, ttft_ns=30 * STEP_NS),
     "c": Share(0.5, token_rate=400.0, kv_share=0.4),
@@ -54,11 +43,9 @@ def make_policy(name: str, batch_wait_ns: int = 0, ageing_ns: int = AGEING_NS) -
     """
     return make_core_policy(
         name,
-        batch_wait_ns=batch_wait_ns,
-        ageing_ns=ageing_ns,
-        shares=SHARES,
-        quantum=QUANTUM,
-        targets=TARGETS,
+        PolicySettings(
+            batch_wait_ns=batch_wait_ns, ageing_ns=ageing_ns, shares=SHARES, quantum=QUANTUM, targets=TARGETS
+        ),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.core.harness import POLICIES, Harness, make_request, make_scheduler, state_of
+from tests.core.harness import Harness, make_request, make_scheduler, state_of
 
+from everystop.core.policy import POLICIES
 from everystop.core.request import RequestState
 
 

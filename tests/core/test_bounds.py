@@ -13,11 +13,11 @@ from math import ceil
 from typing import Any
 
 import pytest
-from tests.core.harness import POLICIES, make_request, make_scheduler
+from tests.core.harness import make_request, make_scheduler
 
 from everystop.core.events import PreemptEvent
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import Deadline, Targets
+from everystop.core.policy import POLICIES, Deadline, Targets
 from everystop.core.request import Request, RequestState
 from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import StepTimeModel

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
 from tests.core.fuzz import ABORT_RATES, Episode
-from tests.core.harness import POLICIES
+from everystop.core.policy import POLICIES
 for number in range(2 * len(POLICIES)):
     depth, index = divmod(number, len(POLICIES))
     episode = Episode(f"determinism:{number}", POLICIES[index], depth, ABORT_RATES[(index + depth) % 3])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.harness import POLICIES, Harness, make_request, make_scheduler
+from tests.core.harness import Harness, make_request, make_scheduler
 
 from everystop.core.errors import PolicyError
 from everystop.core.events import AdmitEvent, FinishEvent, PreemptEvent
-from everystop.core.policy import Priority, View
+from everystop.core.policy import POLICIES, Priority, View
 from everystop.core.request import Request
 
 

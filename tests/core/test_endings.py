@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.harness import POLICIES, Harness, eos, make_request, make_scheduler
+from tests.core.harness import Harness, eos, make_request, make_scheduler
 from tests.core.hash_model import EOS, ends_stop_string, solo
 
 from everystop.core.events import FinishEvent, StepEvent
+from everystop.core.policy import POLICIES
 
 
 def prompt_whose_token(position: int, wanted: object) -> list[int]:

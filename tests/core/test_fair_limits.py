@@ -10,11 +10,12 @@ from fractions import Fraction
 import pytest
 from tests.core.harness import Harness, make_request, make_scheduler
 
+from everystop.core.durations import NS_PER_S
 from everystop.core.errors import RequestError, TenantQueueFull, TooManyChoices
 from everystop.core.events import AdmitEvent, Event, PreemptEvent, RefuseEvent, StepEvent, WaitEvent, WaitReason
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import Fair, FairPrefix, Policy, Share
-from everystop.core.policy.rate import BURST_NS, NS_PER_S, RateLimit
+from everystop.core.policy.rate import BURST_NS, RateLimit
 from everystop.core.request import Request
 from everystop.core.scheduler import Scheduler
 

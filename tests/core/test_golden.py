@@ -6,15 +6,16 @@ import pytest
 from tests.core import golden_runs
 
 from everystop.core.events import AdmitEvent
+from everystop.core.policy import POLICIES
 
 
-@pytest.mark.parametrize("policy", golden_runs.POLICIES)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_plans_equal_the_golden_log(policy: str) -> None:
     expected = (golden_runs.FOLDER / f"{policy}.jsonl").read_text(encoding="utf-8").splitlines()
     assert list(golden_runs.lines(golden_runs.run(policy).plans)) == expected
 
 
-@pytest.mark.parametrize("policy", golden_runs.POLICIES)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_scenario_covers_what_a_plan_can_say(policy: str) -> None:
     harness = golden_runs.run(policy)
     plans = harness.plans

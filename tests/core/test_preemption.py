@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.core.harness import POLICIES, Harness, make_request, make_scheduler
+from tests.core.harness import Harness, make_request, make_scheduler
 
 from everystop.core.events import AdmitEvent, PreemptEvent
+from everystop.core.policy import POLICIES
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.core.harness import POLICIES, Harness, eos, make_request, make_scheduler
+from tests.core.harness import Harness, eos, make_request, make_scheduler
 
 from everystop.core.admission import ADMISSIONS
 from everystop.core.errors import RequestError
+from everystop.core.policy import POLICIES
 from everystop.core.step_time import StepTimeModel
 
 

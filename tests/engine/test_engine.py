@@ -14,7 +14,7 @@ from everystop.core.errors import EngineDead
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import make_policy
+from everystop.core.policy import PolicySettings, make_policy
 from everystop.core.request import SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.engine.engine import Engine
@@ -83,7 +83,7 @@ def running_engine(
     runner: CountingRunner, *, policy: str = "continuous", batch_wait_ns: int = 1_000_000, seed: int | None = None
 ) -> Iterator[Client]:
     kv = KVCache(num_blocks=64, block_size=16, enable_prefix_caching=True)
-    made = make_policy(policy, batch_wait_ns=batch_wait_ns)
+    made = make_policy(policy, PolicySettings(batch_wait_ns=batch_wait_ns))
     scheduler = Scheduler(Limits(max_num_seqs=4, max_model_len=512), kv, made)
     engine = Engine(scheduler, runner, eos_token_ids=[EOS], make_text_decoder=LetterDecoder, seed=seed)
     client = Client(engine)

@@ -21,14 +21,14 @@ import uvloop
 
 from everystop.core.errors import ChatTemplateError
 from everystop.core.kv_cache import KVCache
-from everystop.core.limits import Limits as SchedulerLimits
+from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
 from everystop.core.policy import make_policy
 from everystop.core.request import SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.engine.engine import Engine
 from everystop.server.listener import listen
-from everystop.server.protocol import Limits
+from everystop.server.protocol import Accepted
 from everystop.server.service import Service
 from everystop.server.state import ServedModel
 
@@ -134,15 +134,13 @@ class ParrotServer:
     def _load(self) -> ServedModel:
         self.load_gate.wait(DEADLINE_S)
         kv = KVCache(num_blocks=self.num_blocks, block_size=16, enable_prefix_caching=True)
-        limits = SchedulerLimits(
-            max_num_seqs=self._max_num_seqs, max_num_batched_tokens=64, max_model_len=self._max_model_len
-        )
+        limits = Limits(max_num_seqs=self._max_num_seqs, max_num_batched_tokens=64, max_model_len=self._max_model_len)
         self.scheduler = Scheduler(limits, kv, self._policy)
         self.engine = Engine(self.scheduler, self.runner, eos_token_ids=(EOS,), make_text_decoder=ParrotDecoder)
         return ServedModel(
             engine=self.engine,
             texts=ParrotTexts(),
-            limits=Limits(
+            accepted=Accepted(
                 (MODEL, "alias"),
                 VOCAB,
                 self._max_model_len,

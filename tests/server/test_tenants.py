@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.server.parrot import ParrotServer, parrot, wait_until
 
-from everystop.core.policy import Share, make_policy
+from everystop.core.policy import PolicySettings, Share, make_policy
 from everystop.engine.messages import Submit
 from everystop.tenants import Tenant, Tenants
 
@@ -96,7 +96,7 @@ def test_targets_reach_the_engine_under_their_policy_only() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_full_queue_of_a_tenant_is_429_with_the_numbers_and_when_to_come_back(stream: bool) -> None:
-    policy = make_policy("fair", shares={"gold": Share(max_running=1, max_queued=2)})
+    policy = make_policy("fair", PolicySettings(shares={"gold": Share(max_running=1, max_queued=2)}))
     with parrot(tenants=GOLD, policy=policy) as server, ThreadPoolExecutor() as pool:
         server.runner.step_s = 0.02
         running = [pool.submit(post, server, "k1", max_tokens=400, ignore_eos=True) for _ in range(3)]
@@ -121,7 +121,7 @@ def test_full_queue_of_a_tenant_is_429_with_the_numbers_and_when_to_come_back(st
 
 
 def test_refused_choices_leave_nothing_behind() -> None:
-    policy = make_policy("fair", shares={"gold": Share(max_running=1, max_queued=2)})
+    policy = make_policy("fair", PolicySettings(shares={"gold": Share(max_running=1, max_queued=2)}))
     with parrot(tenants=GOLD, policy=policy) as server:
         assert post(server, "k1", n=4) == 400
         assert post(server, "k1", n=3) == 200
@@ -131,6 +131,6 @@ def test_refused_choices_leave_nothing_behind() -> None:
 
 def test_tenant_over_its_rate_is_served_when_it_has_paid_though_nothing_else_happens() -> None:
     """The engine sleeps meanwhile, and must wake by itself: 106 weighted tokens at 100 a second, 100 of them saved."""
-    policy = make_policy("fair", shares={"gold": Share(token_rate=100)})
+    policy = make_policy("fair", PolicySettings(shares={"gold": Share(token_rate=100)}))
     with parrot(tenants=GOLD, policy=policy) as server:
         assert [post(server, "k1", prompt="x" * 104), post(server, "k1")] == [200, 200]

@@ -15,7 +15,7 @@ from everystop.core.errors import ConfigError
 from everystop.core.events import FinishEvent, StepEvent
 from everystop.core.limits import Limits
 from everystop.core.plan import Row, StepPlan
-from everystop.core.policy import Share
+from everystop.core.policy import PolicySettings, Share
 from everystop.core.request import FinishReason, Request, SamplingParams
 from everystop.sim.fair_router import FairRouter
 from everystop.sim.routing import AtOnce, RoundRobin
@@ -64,7 +64,7 @@ LINE_20 = type(LINE)(step_ns=20 * MS)
 def test_two_floods_over_four_replicas_are_served_by_their_weights(weight: float, policy: str) -> None:
     """Both ask for more than all replicas can do, the first for twice as much as the second."""
     streams = lambda: (poisson("a", 30, 1), poisson("b", 15, 2))  # noqa: E731
-    settings = {"shares": {"b": Share(weight)}}
+    settings = PolicySettings(shares={"b": Share(weight)})
     fair = serve(*streams(), router="fair", policy=policy, policy_settings=settings).tenants
     assert fair["a"].service > 10_000 / weight
     assert fair["b"].service / fair["a"].service == pytest.approx(weight, rel=0.05)
@@ -217,7 +217,7 @@ def test_time_at_the_router_counts() -> None:
 @pytest.mark.parametrize("policy", ["continuous", "static", "priority", "fair"])
 def test_nobody_is_lost_also_where_blocks_are_short(policy: str) -> None:
     trace: Callable[[], Iterator[TraceRequest]] = lambda: random_trace(300, gap_ms=0.3, num_ids=5)  # noqa: E731
-    settings = {"batch_wait_ns": 4 * MS}
+    settings = PolicySettings(batch_wait_ns=4 * MS)
     runs = [
         run(trace(), policy=policy, policy_settings=settings, num_replicas=3, num_blocks=14, router="fair", cost=LINE)
         for _ in range(2)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.sim.test_simulator import make_setup, traced
 
-from everystop.core.policy import Share
+from everystop.core.policy import PolicySettings, Share
 from everystop.sim.fairness import WINDOW_NS, FairnessIndex, jain
 from everystop.sim.simulator import Simulation
 from everystop.sim.traces import TraceRequest
@@ -73,6 +73,6 @@ def test_fair_policy_scores_and_first_come_first_served_does_not(changes: dict[s
 
 def test_weights_are_part_of_what_is_fair() -> None:
     rates = {"a": 150, "b": 150}
-    settings = {"shares": {"b": Share(3.0)}}
+    settings = PolicySettings(shares={"b": Share(3.0)})
     assert run(rates, policy="fair", policy_settings=settings)["mean"] > 0.97
     assert run(rates, policy="continuous", policy_settings=settings)["mean"] == pytest.approx(0.8, abs=0.02)

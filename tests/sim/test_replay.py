@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,49 +17,40 @@ from tests.core.fuzz import ABORT_RATES, STEPS_PER_EPISODE, Episode
 from tests.core.harness import Harness, make_request
 from tests.core.hash_model import EOS, HashModelRunner
 
+from everystop import cli
 from everystop.core.errors import RecordError, TenantQueueFull
 from everystop.core.events import ArrivalEvent, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.policy import Share, Targets, make_policy
+from everystop.core.policy import POLICIES, Policy, PolicySettings, Share, Targets, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.request import SamplingParams
+from everystop.core.scheduler import Scheduler
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepFeatures, StepTimeModel
 from everystop.engine.engine import Engine
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.observe.recorder import CALLS_PER_BATCH, Recorder
+from everystop.sim.record import Record
 from everystop.sim.replay import recorded_events, replay
 
-POLICIES = (
-    "continuous",
-    "static",
-    "static-padded",
-    "priority",
-    "shortest",
-    "fair",
-    "fair-prefix",
-    "deadline",
-    "thrifty",
-)
-AGEING_NS = 3_000_000
 SHARES = {
     "key-of-ann": Share(0.5, token_rate=3_000.0, kv_share=0.6),
     "b": Share(2.0, 2, max_queued=3, ttft_ns=20_000_000),
     "c": Share(token_rate=400.0, kv_share=0.3),
 }
-QUANTUM = 70
-TARGETS = Targets(9_000_000, 2_000_000)
+SETTINGS = PolicySettings(
+    batch_wait_ns=2_000_000, ageing_ns=3_000_000, shares=SHARES, quantum=70, targets=Targets(9_000_000, 2_000_000)
+)
 TTFT_NS = (None, 3_000_000, 50_000_000)
 SENTINEL = 1_734_261_985
 
 
 def record_workload(path: Path, *, policy: str = "continuous", depth: int = 0, num_requests: int = 40) -> Harness:
     """A small run with every kind of call, recorded; the prompts hold a sentinel token."""
-    settings: dict[str, Any] = {"batch_wait_ns": 2_000_000, "ageing_ns": AGEING_NS}
-    settings |= {"shares": SHARES, "quantum": QUANTUM, "targets": TARGETS}
-    recorder = Recorder(path, policy=policy, **settings)
+    recorder = Recorder(path, policy, SETTINGS)
     kv = KVCache(num_blocks=24, block_size=4, enable_prefix_caching=True)
     limits = Limits(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=80)
-    scheduler = RecordingScheduler(limits, kv, make_policy(policy, **settings), recorder)
+    scheduler = RecordingScheduler(limits, kv, make_policy(policy, SETTINGS), recorder)
     harness = Harness(scheduler, depth=depth)
     for i in range(0, num_requests, 4):
         prompt = [SENTINEL] * 9 + [i % 8]
@@ -126,17 +118,16 @@ class RecordedEpisode(Episode):
         super().__init__(seed, policy, depth, abort_rate)
         plain = self.harness.scheduler
         wait_ns = getattr(plain.policy, "batch_wait_ns", 0)
-        settings: dict[str, Any] = {"batch_wait_ns": wait_ns, "ageing_ns": AGEING_NS}
-        settings |= {"shares": SHARES, "quantum": QUANTUM, "targets": TARGETS}
-        self.recorder = Recorder(path, policy=policy, **settings)
-        scheduler = RecordingScheduler(plain.limits, plain.kv, make_policy(policy, **settings), self.recorder)
+        settings = replace(SETTINGS, batch_wait_ns=wait_ns)
+        self.recorder = Recorder(path, policy, settings)
+        scheduler = RecordingScheduler(plain.limits, plain.kv, make_policy(policy, settings), self.recorder)
         self.harness = Harness(scheduler, depth=depth, is_checking=False)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_run_of_the_engine_thread_replays_with_identical_plans(depth: int, tmp_path: Path) -> None:
     """Real clock, real arrival order: what other threads submit and abort while steps run."""
-    recorder = Recorder(tmp_path / "run.gz", policy="continuous")
+    recorder = Recorder(tmp_path / "run.gz", "continuous", PolicySettings())
     kv = KVCache(num_blocks=60, block_size=4, enable_prefix_caching=True)
     scheduler = RecordingScheduler(Limits(max_num_seqs=8, max_model_len=100), kv, make_policy("continuous"), recorder)
     engine = Engine(scheduler, HashModelRunner(num_blocks=60, block_size=4), eos_token_ids=(EOS,), depth=depth)
@@ -228,10 +219,10 @@ def test_another_policy_serves_the_same_tokens_in_virtual_time(tmp_path: Path) -
 
 
 def test_refusals_of_a_full_queue_replay_and_stay_away_under_other_policies(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"shares": {"b": Share(max_running=1, max_queued=2)}}
-    recorder = Recorder(tmp_path / "run.gz", policy="fair", **settings)
+    settings = PolicySettings(shares={"b": Share(max_running=1, max_queued=2)})
+    recorder = Recorder(tmp_path / "run.gz", "fair", settings)
     kv = KVCache(num_blocks=24, block_size=4, enable_prefix_caching=True)
-    scheduler = RecordingScheduler(Limits(max_num_seqs=4), kv, make_policy("fair", **settings), recorder)
+    scheduler = RecordingScheduler(Limits(max_num_seqs=4), kv, make_policy("fair", settings), recorder)
     harness = Harness(scheduler)
     for i in range(40):
         with suppress(TenantQueueFull):
@@ -251,8 +242,8 @@ def test_refusals_of_a_full_queue_replay_and_stay_away_under_other_policies(tmp_
 
 def test_what_another_policy_refuses_does_not_end_its_replay(tmp_path: Path) -> None:
     """The limits are in the record whatever its policy, but only `fair` holds to them."""
-    settings: dict[str, Any] = {"shares": {"": Share(max_running=1, max_queued=0)}}
-    recorder = Recorder(tmp_path / "run.gz", policy="continuous", **settings)
+    settings = PolicySettings(shares={"": Share(max_running=1, max_queued=0)})
+    recorder = Recorder(tmp_path / "run.gz", "continuous", settings)
     kv = KVCache(num_blocks=24, block_size=4, enable_prefix_caching=True)
     harness = Harness(RecordingScheduler(Limits(), kv, make_policy("continuous"), recorder))
     for i in range(6):
@@ -262,6 +253,90 @@ def test_what_another_policy_refuses_does_not_end_its_replay(tmp_path: Path) -> 
     report = replay(tmp_path / "run.gz", policy="fair")
     assert len(report.recorded.finish_ns) == 6
     assert list(report.replayed.finish_ns) == [0]
+
+
+def record_crowd(path: Path, shares: dict[str, Share]) -> None:
+    """Twenty requests each of ann and then bob at once, under `continuous`, four at a time; a step takes 1 ms."""
+    settings = PolicySettings(shares=shares)
+    recorder = Recorder(path, "continuous", settings)
+    kv = KVCache(num_blocks=200, block_size=4, enable_prefix_caching=True)
+    policy = make_policy("continuous", settings)
+    harness = Harness(RecordingScheduler(Limits(max_num_seqs=4), kv, policy, recorder))
+    for i in range(40):
+        harness.add(make_request(i, 5, max_tokens=6, tenant="ann" if i < 20 else "bob"))
+    harness.run()
+    recorder.close()
+
+
+def mean_ttft_ms(figures: dict[str, Any], tenant: str) -> float:
+    return float(figures["tenant_ttft_ms"][tenant]["mean"])
+
+
+def test_tenants_of_a_record_get_the_weights_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_crowd(tmp_path / "run.gz", {"ann": Share(), "bob": Share()})
+    path = tmp_path / "tenants.toml"
+    path.write_text("[tenant.ann]\n[tenant.bob]\nweight = 9", encoding="utf-8")
+    results = []
+    for words in ([], ["--tenants", str(path)]):
+        words = ["replay", str(tmp_path / "run.gz"), "--policy", "fair", "--json", *words]
+        assert cli.main(words) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    equal, weighted = (results[i]["replayed"] for i in range(2))
+    assert mean_ttft_ms(equal, "1") < 0.8 * mean_ttft_ms(results[0]["baseline"], "1"), "bob came last"
+    assert mean_ttft_ms(weighted, "1") < 0.8 * mean_ttft_ms(equal, "1")
+    assert mean_ttft_ms(weighted, "0") > 1.1 * mean_ttft_ms(equal, "0")
+
+
+def test_settings_of_the_recorded_policy_can_be_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_workload(tmp_path / "run.gz", policy="static")
+    assert cli.main(["replay", str(tmp_path / "run.gz"), "--batch-wait-ms", "900"]) == 0
+    assert "changed*" in capsys.readouterr().out
+    report = replay(tmp_path / "run.gz", change=lambda policy, settings: replace(settings, batch_wait_ns=9 * 10**8))
+    assert report.baseline is not None
+    assert report.policy == report.recorded_policy == "static"
+    assert max(report.replayed.ttft_ns()) > 800_000_000 > max(report.baseline.ttft_ns())
+
+
+def test_option_without_effect_on_what_is_replayed_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_workload(tmp_path / "run.gz", policy="fair")
+    for words in (["--ageing", "3"], ["--policy", "deadline", "--fair-quantum", "9"]):
+        assert cli.main(["replay", str(tmp_path / "run.gz"), *words]) != 0
+        assert (
+            f"it has no effect under the policy {'deadline' if len(words) > 2 else 'fair'}" in capsys.readouterr().err
+        )
+
+
+def test_deadline_knows_step_times_in_a_replay_of_a_record_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_workload(tmp_path / "run.gz")
+    seen: list[StepTimeModel] = []
+    make = Record.make_scheduler
+
+    def note(record: Record, policy: Policy | None = None, step_times: StepTimeModel | None = None) -> Scheduler:
+        scheduler = make(record, policy, step_times)
+        seen.append(scheduler.view.step_times)
+        return scheduler
+
+    monkeypatch.setattr(Record, "make_scheduler", note)
+    replay(tmp_path / "run.gz", policy="deadline")
+    replay(tmp_path / "run.gz", policy="fair")
+    known = [model != UNKNOWN_STEP_TIMES for model in seen]
+    assert known == [False, True, False, False, False, False]  # the repetition, the other policy, the recorded one
+    assert seen[1].execute_ns(StepFeatures(1, 9, 0, 1)) > 0
+
+
+def test_older_record_with_a_time_that_no_model_has_is_read(tmp_path: Path) -> None:
+    record_workload(tmp_path / "run.gz", policy="fair")
+    lines = gzip.decompress((tmp_path / "run.gz").read_bytes()).decode().splitlines()
+    header = json.loads(lines[0])
+    header["step_times"]["no_such_ns"] = 7.0
+    header["shares"] = [list(share) for share in SHARES.values()]
+    header["targets"] = list(SETTINGS.targets)
+    (tmp_path / "old.gz").write_bytes(gzip.compress("\n".join([json.dumps(header), *lines[1:]]).encode()))
+    assert replay(tmp_path / "old.gz").first_difference is None
 
 
 def test_files_that_are_no_records_are_refused(tmp_path: Path) -> None:
@@ -274,7 +349,7 @@ def test_files_that_are_no_records_are_refused(tmp_path: Path) -> None:
 
 
 def test_full_disk_ends_the_record_but_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder(Path("/dev/full"), policy="continuous")
+    recorder = Recorder(Path("/dev/full"), "continuous", PolicySettings())
     with caplog.at_level(logging.WARNING):
         for i in range(50 * CALLS_PER_BATCH):
             recorder.aborted(i, i)

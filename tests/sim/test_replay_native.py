@@ -1,4 +1,4 @@
-"""Runs of the real engine loop on native kernels replay with identical plans: over 10,000 steps in all."""
+"""Runs of the real engine loop on native kernels replay with identical plans: over 13,000 steps in all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runner.models import make_runner, random_model
 from everystop.core.events import AdmitEvent, Event, FinishEvent, PreemptEvent, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.policy import make_policy
+from everystop.core.policy import PolicySettings, Share, Targets, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.request import FinishReason, Request, SamplingParams
 from everystop.engine.loop import StepLoop
@@ -23,8 +23,18 @@ from everystop.observe.recorder import Recorder
 from everystop.runner.calibration import Room, measure_step_times
 from everystop.sim.replay import replay
 
-POLICIES = ("continuous", "static", "static-padded")
-NUM_STEPS = 1_700  # times three policies and two depths: more than 10,000
+NUM_STEPS = {  # at each depth
+    "continuous": 1_700,
+    "static": 1_700,
+    "static-padded": 1_700,
+    "fair": 1_000,
+    "deadline": 1_000,
+}
+SETTINGS = PolicySettings(
+    batch_wait_ns=200_000,
+    shares={"0": Share(weight=2.0, max_running=4), "1": Share(ttft_ns=30_000_000)},
+    targets=Targets(ttft_ns=5_000_000, itl_ns=2_000_000),
+)
 BLOCK_SIZE = 16
 EOS = 3
 
@@ -46,6 +56,7 @@ class Traffic:
         params = SamplingParams(
             max_tokens=rng.randrange(1, 70), temperature=rng.choice((0.0, 1.0)), seed=rng.randrange(99), n=n
         )
+        now_ns = time.monotonic_ns()
         for choice in range(n):
             request = Request(
                 self.next_id + choice,
@@ -54,8 +65,10 @@ class Traffic:
                 eos_token_ids=(EOS,),
                 group_id=self.next_id,
                 choice_index=choice,
+                arrival_ns=now_ns,
+                tenant=str(self.next_id % 3),
             )
-            self.scheduler.add(request, time.monotonic_ns())
+            self.scheduler.add(request, now_ns)
         self.next_id += n
 
     def maybe_abort(self) -> None:
@@ -65,20 +78,20 @@ class Traffic:
 
 
 def record_run(path: Path, policy: str, depth: int, target_itl_ns: int | None = None) -> list[Event]:
-    """Drive the loop for `NUM_STEPS` executed steps, then until all requests have ended."""
-    recorder = Recorder(path, policy=policy, batch_wait_ns=200_000)
+    """Drive the loop for the policy's number of executed steps, then until all requests have ended."""
+    recorder = Recorder(path, policy, SETTINGS)
     runner = make_runner(random_model("llama", "int8"), num_blocks=22, block_size=BLOCK_SIZE, max_num_batched_tokens=48)
     kv = KVCache(num_blocks=22, block_size=BLOCK_SIZE, enable_prefix_caching=True)
     limits = Limits(max_num_seqs=8, max_num_batched_tokens=48, max_model_len=160, target_itl_ns=target_itl_ns)
     room = Room(num_blocks=22, block_size=BLOCK_SIZE, max_num_seqs=8, max_num_batched_tokens=48)
     times = measure_step_times(runner, room)
-    scheduler = RecordingScheduler(limits, kv, make_policy(policy, batch_wait_ns=200_000), recorder, times)
+    scheduler = RecordingScheduler(limits, kv, make_policy(policy, SETTINGS), recorder, times)
     loop = StepLoop(scheduler, runner, time.monotonic_ns, depth=depth)
     traffic = Traffic(scheduler, seed=depth)
     events: list[Event] = []
     num_steps = 0
-    while num_steps < NUM_STEPS or scheduler.has_work:
-        while num_steps < NUM_STEPS and scheduler.num_waiting < 6:
+    while num_steps < NUM_STEPS[policy] or scheduler.has_work:
+        while num_steps < NUM_STEPS[policy] and scheduler.num_waiting < 6:
             traffic.arrive()
         traffic.maybe_abort()
         turn = loop.turn()
@@ -90,7 +103,7 @@ def record_run(path: Path, policy: str, depth: int, target_itl_ns: int | None = 
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", NUM_STEPS)
 def test_run_on_native_kernels_replays_with_identical_plans(policy: str, depth: int, tmp_path: Path) -> None:
     events = record_run(tmp_path / "run.gz", policy, depth)
     kinds = Counter(type(event).__name__ for event in events)
@@ -100,7 +113,7 @@ def test_run_on_native_kernels_replays_with_identical_plans(policy: str, depth: 
     preemptions = sum(1 for event in events if isinstance(event, PreemptEvent))
     num_steps = sum(1 for event in events if isinstance(event, StepEvent) and event.plan.rows)
     print(f"{policy} depth {depth}: {num_steps} steps, {preemptions} preemptions, {forks} forks, {hits} hits, {ends}")
-    assert num_steps >= NUM_STEPS
+    assert num_steps >= NUM_STEPS[policy]
     assert preemptions >= 3
     assert forks >= 10
     assert hits >= 10
@@ -117,7 +130,7 @@ def test_run_planned_by_measured_times_replays_with_identical_plans(depth: int, 
     events = record_run(tmp_path / "run.gz", "continuous", depth, target_itl_ns=600_000)
     steps = [event for event in events if isinstance(event, StepEvent)]
     assert {event.target_ns for event in steps} == {0, 600_000}  # 0 where no decoder waits for the step
-    assert len({event.predicted_ns for event in steps}) > NUM_STEPS / 4
+    assert len({event.predicted_ns for event in steps}) > NUM_STEPS["continuous"] / 4
     assert replay(tmp_path / "run.gz").first_difference is None
 
 

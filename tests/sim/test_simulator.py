@@ -6,6 +6,7 @@ import itertools
 import json
 import tracemalloc
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -15,13 +16,16 @@ from everystop.core.errors import ConfigError
 from everystop.core.events import ArrivalEvent, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.policy import POLICIES, make_policy
+from everystop.core.plan import Row, StepPlan
+from everystop.core.policy import POLICIES, PolicySettings, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Scheduler
+from everystop.core.step_time import StepFeatures
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import SimulatedRunner
 from everystop.sim.clock import Clock
-from everystop.sim.cost import CostModel
+from everystop.sim.cost import CostModel, StepCost
+from everystop.sim.roofline import find_preset
 from everystop.sim.routing import AFFINITY_SLACK, ROUTERS, RoundRobin, least_loaded, prefix_affinity
 from everystop.sim.simulator import Setup, Simulation
 from everystop.sim.tally import Histogram, Slo
@@ -29,14 +33,16 @@ from everystop.sim.traces import TraceRequest
 
 MS = 10**6
 STEADY = CostModel(step_ns=MS)
+STOP = 1
 LINE = CostModel(step_ns=MS, token_ns=20_000, decode_context_ns=50, prefill_pair_ns=10, row_ns=5_000, host_ns=1_000)
 
 
 def make_setup(**changes: Any) -> Setup:
-    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 4096, "target_itl_ns": None}
+    limits: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 4096}
+    limits |= {"target_itl_ns": None, "admission": "greedy"}
     limits |= {name: changes.pop(name) for name in tuple(changes) if name in limits}
     if "batch_wait_ns" in changes:
-        changes["policy_settings"] = {"batch_wait_ns": changes.pop("batch_wait_ns")}
+        changes["policy_settings"] = PolicySettings(batch_wait_ns=changes.pop("batch_wait_ns"))
     defaults: dict[str, Any] = {"num_blocks": 200, "block_size": 16, "cost": STEADY, "check": True}
     return Setup(limits=Limits(**limits), **(defaults | changes))
 
@@ -107,14 +113,21 @@ def reference_run(trace: list[TraceRequest], setup: Setup) -> dict[str, list[int
         block_size=setup.block_size,
         enable_prefix_caching=setup.enable_prefix_caching,
     )
-    scheduler = Scheduler(setup.limits, kv, make_policy(setup.policy, **setup.policy_settings), setup.cost)
-    loop = StepLoop(scheduler, SimulatedRunner(setup.cost.plan_ns, clock.advance), lambda: clock.now_ns)
+    policy = make_policy(setup.policy, setup.policy_settings)
+    scheduler = Scheduler(setup.limits, kv, policy, setup.measured_step_times())
+    ends = {(i, one.num_prompt_tokens + one.num_output_tokens - 1) for i, one in enumerate(trace)}
+    runner = SimulatedRunner(
+        setup.cost.plan_ns,
+        clock.advance,
+        lambda row: STOP if (row.request_id, row.start + row.num_tokens) in ends else 0,
+    )
+    loop = StepLoop(scheduler, runner, lambda: clock.now_ns)
     arrived, tokens, ended = {}, {i: [] for i in range(len(trace))}, {}
     waiting = list(enumerate(trace))
     while waiting or scheduler.has_work:
         while waiting and waiting[0][1].arrival_ns <= clock.now_ns:
             i, one = waiting.pop(0)
-            params = SamplingParams(max_tokens=one.num_output_tokens)
+            params = SamplingParams(max_tokens=setup.max_tokens or one.num_output_tokens, stop_token_ids=(STOP,))
             keys = one.block_keys(setup.block_size)
             request = Request(
                 i,
@@ -146,6 +159,20 @@ def reference_run(trace: list[TraceRequest], setup: Setup) -> dict[str, list[int
     }
 
 
+def test_oracle_knows_how_long_outputs_will_be() -> None:
+    """One place, 1 ms a step: the first is at work when a long answer to a short prompt and the reverse arrive."""
+
+    def trace() -> list[TraceRequest]:
+        return [traced(0, 1, 5), traced(1, 10, 90), traced(1, 20, 2)]
+
+    line = {"policy": "shortest", "max_num_seqs": 1, "policy_settings": PolicySettings(ageing_ns=10**12)}
+    blind, knowing = run(trace(), **line), run(trace(), oracle=True, **line)
+    assert blind["e2e_ms"]["mean"] == pytest.approx((5 + 94 + 96) / 3, abs=0.001)
+    assert knowing["e2e_ms"]["mean"] == pytest.approx((5 + 6 + 96) / 3, abs=0.001)
+    with pytest.raises(ConfigError, match="an oracle needs --policy shortest; the policy fair does not"):
+        run(trace(), policy="fair", oracle=True)
+
+
 @pytest.mark.parametrize("num_blocks", [200, 14])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_figures_are_those_of_the_plainest_loop(policy: str, num_blocks: int) -> None:
@@ -163,6 +190,30 @@ def test_figures_are_those_of_the_plainest_loop(policy: str, num_blocks: int) ->
         assert results[name] == histogram.in_ms(), name
 
 
+@pytest.mark.parametrize("policy", ["continuous", "thrifty", "deadline"])
+def test_figures_are_those_of_the_plainest_loop_where_admission_expects(policy: str) -> None:
+    """Every request asks for 100 tokens and brings 1 to 30: both know its length when it has ended, not before."""
+    setup = make_setup(policy=policy, num_blocks=20, cost=LINE, admission="expected", max_tokens=100)
+    trace = list(random_trace(150, num_ids=4))
+    results = Simulation(setup).run(trace)
+    for name, durations in reference_run(trace, setup).items():
+        assert results[name]["max"] == round(max(durations) / MS, 3), name
+    knowing = reference_run(trace, replace(setup, max_tokens=None))
+    assert max(knowing["ttft_ms"]) != round(results["ttft_ms"]["max"] * MS), "who knows each length does otherwise"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_greedy_admission_cares_for_no_length_that_a_request_asks_for(policy: str) -> None:
+    """What is refused is refused for its own length: 60 + 60 tokens do not fit the 8 blocks."""
+    trace = [*random_trace(100, num_ids=4), traced(400, 60, 60), traced(401, 60, 30)]
+    runs = [
+        run(trace, policy=policy, num_blocks=8, batch_wait_ns=4 * MS, max_tokens=max_tokens, cost=LINE)
+        for max_tokens in (None, 1, 70, 10_000)
+    ]
+    assert runs[0]["num_refused"] > 0
+    assert all(results == runs[0] for results in runs)
+
+
 def test_figures_are_those_of_the_plainest_loop_where_steps_are_planned_by_time() -> None:
     """A step of 64 tokens takes over 2 ms, so a target of 1.6 ms cuts prompts into smaller chunks."""
     setup, trace = make_setup(cost=LINE, target_itl_ns=1_600_000), list(random_trace(150, gap_ms=20.0))
@@ -171,6 +222,29 @@ def test_figures_are_those_of_the_plainest_loop_where_steps_are_planned_by_time(
         assert results[name]["max"] == round(max(durations) / MS, 3), name
     free = run(trace, cost=LINE)
     assert results["itl_ms"]["max"] < 1.7 < 2.2 < free["itl_ms"]["max"]
+
+
+@pytest.mark.parametrize("cost", [LINE, find_preset("h200:llama-3.1-8b")])
+def test_step_times_are_those_that_a_server_measures_at_its_start(cost: StepCost) -> None:
+    """Whatever the cost model is, the scheduler starts with a line through a few steps with short contexts."""
+    known = make_setup(cost=cost).measured_step_times()
+    plan = StepPlan(0, [Row(i, 0, 1, 0, 0) for i in range(8)])
+    assert known.execute_ns(StepFeatures.of(plan)) == pytest.approx(cost.plan_ns(plan), rel=0.05)
+    assert not isinstance(known, CostModel)
+
+
+def test_roofline_has_its_first_steps_planned_by_time() -> None:
+    """A prompt joins a decode: in one chunk of 368 ms, also where nothing is known of step times, or in chunks of what
+    is known at the start, which is too little by a fifth, since nothing longer than 128 tokens was measured.
+    """
+    cost = find_preset("h200:qwen3-32b")
+    assert cost is not None
+    trace = [traced(0, 1, 3), traced(1, 4_000, 3)]
+    itl_ms = [
+        run(trace, cost=cost, num_blocks=300, max_num_batched_tokens=8_192, target_itl_ns=target_ns)["itl_ms"]["max"]
+        for target_ns in (None, 40 * MS)
+    ]
+    assert itl_ms[1] <= 40 * 1.3 < itl_ms[0] / 5
 
 
 def test_tenants_add_up_to_everyone() -> None:

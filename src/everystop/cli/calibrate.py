@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from everystop.sim.cost import StepCost
-
-MEASURED = "measured"
+from everystop.cli.costs import MEASURED, cost_path
 
 
 def add_parser(commands: Any) -> None:
@@ -33,29 +30,10 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def cost_path(name: str) -> Path:
-    """The file of a cost model: that one, or for "measured" the one kept in EVERYSTOP_HOME."""
-    if name != MEASURED:
-        return Path(name)
-    from everystop.model.home import Home
-
-    return Home.from_environment().root / "cost.json"
-
-
-def read_cost(name: str) -> StepCost:
-    """The step times that `--cost` names: "measured", a preset such as "h200:llama-3.1-8b", or a file.
-
-    Raises CostError, also for "gpu:model" that is no preset.
-    """
-    from everystop.sim.cost import CostModel
-    from everystop.sim.roofline import find_preset
-
-    return find_preset(name) or CostModel.read(cost_path(name))
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Fit, write, and print how far the model is off on steps that it has not seen."""
-    from everystop.sim.report import calibrate, describe_model
+    from everystop.sim.report import describe_model
+    from everystop.sim.run import calibrate
 
     model = calibrate(arguments.record, arguments.held_out)
     model.write(cost_path(arguments.out))

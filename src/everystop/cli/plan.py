@@ -12,13 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everystop.cli import calibrate, settings, simulate
+from everystop.cli import settings, simulate
+from everystop.cli.costs import read_cost
 from everystop.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from everystop.sim.planner import Progress, Question
-
-NUM_STEPS = 8
 
 
 def add_parser(commands: Any) -> None:
@@ -75,14 +74,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     question = make_question(arguments)
     options = simulate.trace_options(arguments)
+    workload = Workload(list(read_trace(arguments.trace, options)))
     setup = simulate.make_setup(
         config,
-        calibrate.read_cost(arguments.cost),
+        read_cost(arguments.cost),
         num_blocks=arguments.num_blocks,
         num_replicas=max(question.replicas),
         router=arguments.router,
+        max_tokens=workload.longest_output if arguments.max_tokens is None else arguments.max_tokens,
     )
-    workload = Workload(list(read_trace(arguments.trace, options)))
     with Workers(num_jobs(arguments)) as workers, progress_bar(show=sys.stderr.isatty()) as progress:
         plan = make_plan(question, workload, setup, workers, progress)
     figures = plan_figures(
@@ -138,7 +138,9 @@ def parse_rates(text: str) -> list[float]:
         raise ConfigError(f"--rates is {text!r}; write numbers, such as 0.5,1,2 or 1..16") from None
     if not 0 < low < high < float("inf"):
         raise ConfigError(f"--rates is {text!r}; a range goes up from a number above 0, such as 1..16")
-    return [float(f"{low * (high / low) ** (i / (NUM_STEPS - 1)):.4g}") for i in range(NUM_STEPS)]
+    from everystop.sim.planner import equal_ratios
+
+    return equal_ratios(low, high)
 
 
 def write_files(folder: Path, figures: Mapping[str, Any]) -> None:

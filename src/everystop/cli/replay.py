@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from everystop.cli import settings
+from everystop.config import POLICY_OPTIONS
 from everystop.core.policy import POLICIES
 
 
@@ -16,21 +19,29 @@ def add_parser(commands: Any) -> None:
         "replay",
         help="repeat a recorded run",
         description="Repeat a run recorded with `everystop serve --record`: check that every plan is the recorded one, "
-        "and show what another policy would have made of it. Ends with 1 if a plan differs.",
+        "and show what another policy, or other settings, would have made of it. Ends with 1 if a plan differs.",
+        formatter_class=settings.HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("record", metavar="RECORD", type=Path, help="what --record has written")
     parser.add_argument("--policy", choices=POLICIES, help="simulate this policy (default: the recorded one)")
+    group = parser.add_argument_group("settings of that policy")
+    for field in settings.flag_fields():
+        if field.name in POLICY_OPTIONS:
+            settings.add_option(group, field, default="as recorded")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay, and print what was found."""
+    from everystop.scheduling import changed_settings
     from everystop.sim.replay import replay
     from everystop.sim.replay_report import describe_replay, replay_figures
 
-    report = replay(arguments.record, policy=arguments.policy)
+    options = {name: getattr(arguments, name) for name in POLICY_OPTIONS if hasattr(arguments, name)}
+    change = partial(changed_settings, options=options) if options else None
+    report = replay(arguments.record, policy=arguments.policy, change=change)
     figures = replay_figures(report)
     print(json.dumps(figures) if arguments.json else describe_replay(figures))
     return 0 if report.first_difference is None else 1

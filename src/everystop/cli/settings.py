@@ -54,10 +54,13 @@ def add_config_option(parser: Any) -> None:
     parser.add_argument("--config", metavar="FILE", help="a TOML file with options, one a line")
 
 
-def add_option(group: Any, field: dataclasses.Field[Any]) -> None:
-    """Add the flag of one field; an absent flag leaves no attribute, so that the other sources show through."""
+def add_option(group: Any, field: dataclasses.Field[Any], *, default: str | None = None) -> None:
+    """Add the flag of one field; an absent flag leaves no attribute, so that the other sources show through.
+
+    `default` says what holds then, where it is not the field's default.
+    """
     flag = field.metadata["flag"]
-    options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": help_text(field)}
+    options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": help_text(field, default)}
     parse = field.metadata["parse"]
     if isinstance(field.default, bool):
         options["action"] = argparse.BooleanOptionalAction
@@ -76,10 +79,12 @@ def metavar(flag: str, parse: Any) -> str:
     return "MS" if last_word == "MS" else METAVARS.get(parse, last_word)
 
 
-def help_text(field: dataclasses.Field[Any]) -> str:
+def help_text(field: dataclasses.Field[Any], default: str | None = None) -> str:
     """What the field means and its default, unless the text itself says what happens by default."""
     text: str = field.metadata["help"]
-    if "(default" not in text and field.default not in (None, ()):
+    if default is not None:
+        text = f"{text.partition(' (default')[0]} (default: {default})"
+    elif "(default" not in text and field.default not in (None, ()):
         text += f" (default: {in_words(field.default)})"
     return text.replace("%", "%%")
 

@@ -9,9 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everystop.cli import calibrate, settings
+from everystop.cli import settings
+from everystop.cli.costs import MEASURED, read_cost
 from everystop.config import KV_CACHE, SCHEDULER, Config
+from everystop.core.durations import NS_PER_MS
 from everystop.core.errors import ConfigError
+from everystop.sim.routing import ROUTERS
+from everystop.sim.traces import FORMATS
 
 if TYPE_CHECKING:
     from everystop.sim.cost import StepCost
@@ -43,6 +47,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--replicas", metavar="N", type=int, default=1, help="equal servers behind a router (default: 1)"
     )
+    parser.add_argument(
+        "--oracle",
+        action="store_true",
+        help="policy shortest: order by the true length of the output as well, which no server knows",
+    )
     parser.add_argument("--check", action="store_true", help="check every invariant of the scheduler after each step")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(run=run)
@@ -55,11 +64,11 @@ def add_machine_options(parser: Any) -> None:
     add(
         "--cost",
         metavar="NAME",
-        default=calibrate.MEASURED,
+        default=MEASURED,
         help="step times: measured (the default) for those that calibrate keeps for this machine, a file that it "
         "wrote, or a preset, GPU:MODEL",
     )
-    add("--router", default="round-robin", help="round-robin (default), least-loaded, prefix-affinity or fair")
+    add("--router", default=ROUTERS[0], help=f"{', '.join(ROUTERS)} (default: {ROUTERS[0]})")
     groups = {title: parser.add_argument_group(title) for title in GROUPS}
     for field in scheduler_fields():
         settings.add_option(groups.get(field.metadata["group"], groups[SCHEDULER]), field)
@@ -75,10 +84,17 @@ def add_trace_options(group: Any) -> None:
     """What is read, and how it is changed."""
     add = group.add_argument
     add("--trace", metavar="FILE", type=Path, required=True, help="requests with arrival times and lengths")
-    add("--format", help="azure, mooncake, sharegpt, tenant or own (default: as the first line looks)")
+    add("--format", help=f"{', '.join(FORMATS)} (default: as the first line looks)")
     add("--scale-lengths", metavar="X", type=float, default=1.0, help="multiply all lengths by X (default: 1)")
     add("--dilate-time", metavar="Y", type=float, default=1.0, help="multiply times between arrivals by Y (default: 1)")
     add("--limit", metavar="N", type=int, help="read only the first N requests")
+    add(
+        "--max-tokens",
+        metavar="N",
+        type=int,
+        help="tokens that every request asks for; its output still ends where the trace says (default: the longest "
+        "output of the trace; of a pipe, as many as fit)",
+    )
 
 
 def add_slo_options(group: Any) -> None:
@@ -98,14 +114,17 @@ def scheduler_fields() -> Iterator[dataclasses.Field[Any]]:
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, and print the results."""
     config = settings.make_config(arguments)
-    from everystop.sim.report import describe_run, run_trace
+    from everystop.sim.report import describe_run
+    from everystop.sim.run import run_trace
 
     setup = make_setup(
         config,
-        calibrate.read_cost(arguments.cost),
+        read_cost(arguments.cost),
         num_blocks=arguments.num_blocks,
+        max_tokens=arguments.max_tokens,
         num_replicas=arguments.replicas,
         router=arguments.router,
+        oracle=arguments.oracle,
         slo=make_slo(arguments),
         check=arguments.check,
     )
@@ -116,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def trace_options(arguments: argparse.Namespace) -> TraceOptions:
     """How the trace is read; raises ConfigError."""
-    from everystop.sim.traces import FORMATS, TraceOptions
+    from everystop.sim.traces import TraceOptions
 
     if arguments.format is not None and arguments.format not in FORMATS:
         raise ConfigError(f"--format is {arguments.format!r}; choose one of {', '.join(FORMATS)}")
@@ -130,7 +149,7 @@ def trace_options(arguments: argparse.Namespace) -> TraceOptions:
 
 def make_slo(arguments: argparse.Namespace) -> Slo:
     """The demands of `--slo-ttft-ms` and `--slo-itl-ms`; raises ConfigError for what is no time."""
-    from everystop.sim.tally import NS_PER_MS, Slo
+    from everystop.sim.tally import Slo
 
     limits: dict[str, int | None] = {}
     for name in ("ttft", "itl"):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
+from everystop.core.durations import NS_PER_S
 from everystop.core.errors import EngineDead, RequestError, TenantQueueFull
 from everystop.core.events import Event, FinishEvent, StepEvent
 from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
@@ -29,7 +30,6 @@ from everystop.runner import ModelRunner
 
 log = logging.getLogger("everystop.engine")
 
-NS_PER_S = 1_000_000_000
 T = TypeVar("T")
 
 

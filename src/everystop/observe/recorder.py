@@ -3,8 +3,7 @@
 A record is gzip-compressed JSON, one array or object a line:
 
     {"everystop_record": 1, "limits": {...}, "kv": {...}, "step_times": {...}, "policy": "continuous",
-     "batch_wait_ns": 0, "ageing_ns": 0, "quantum": 0, "shares": [[the fields of a tenant's Share], ...],
-     "targets": [ttft_ns, itl_ns]}
+     and the fields of PolicySettings: "batch_wait_ns": 0, ..., "shares": {tenant's number: {...}, ...}}
     ["add", now_ns, request_id, group_id, choice_index, num_prompt_tokens, max_tokens, min_tokens, n, num_stop_ids,
             tenant, priority, and if it has targets of its own: ttft_target_ns, itl_target_ns]
     ["refuse", ... the same ...]
@@ -28,12 +27,13 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from everystop.core.plan import StepPlan, StepResult
+from everystop.core.policy import PolicySettings
 from everystop.core.recording import RECORD_VERSION
 from everystop.core.request import Request
 
@@ -50,32 +50,13 @@ class Recorder:
     `close`. A file that cannot be written ends the record with a warning, never the run.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        policy: str,
-        batch_wait_ns: int = 0,
-        ageing_ns: int = 0,
-        shares: Mapping[str, tuple[Any, ...]] | None = None,
-        quantum: int = 0,
-        targets: Sequence[int | None] = (),
-    ) -> None:
+    def __init__(self, path: Path, policy: str, settings: PolicySettings) -> None:
         self._file = gzip.open(path, "wt", compresslevel=4, encoding="ascii")  # noqa: SIM115 (closed by the thread)
         self._path = path
-        shares = shares or {}
-        self._header = {
-            "everystop_record": RECORD_VERSION,
-            "policy": policy,
-            "batch_wait_ns": batch_wait_ns,
-            "ageing_ns": ageing_ns,
-            "quantum": quantum,
-            "shares": [list(share) for share in shares.values()],
-            "targets": list(targets),
-        }
+        self._header = {"everystop_record": RECORD_VERSION, "policy": policy, **settings.numbered().as_data()}
         self._calls: list[tuple[Any, ...]] = []
         self._batches: SimpleQueue[list[tuple[Any, ...]] | None] = SimpleQueue()
-        self._formatter = _Formatter(secrets.token_bytes(16), shares)
+        self._formatter = _Formatter(secrets.token_bytes(16), settings.shares)
         self._thread = threading.Thread(target=self._write_batches, name="everystop-recorder", daemon=True)
         self._thread.start()
 

@@ -16,6 +16,7 @@ import uvloop
 from everystop import __version__, _native
 from everystop.assembly import Capacity, build_engine, longest_sequence, num_threads
 from everystop.config import Config
+from everystop.core.policy import make_policy
 from everystop.core.request import SamplingParams
 from everystop.model.chat_template import load_chat_template
 from everystop.model.checkpoint import inspect_model
@@ -25,7 +26,7 @@ from everystop.model.pull import EMBEDDED, resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
 from everystop.model.weights import LoadedModel, load_model
 from everystop.scheduling import tenants_of
-from everystop.server.protocol import Limits
+from everystop.server.protocol import Accepted
 from everystop.server.service import Service
 from everystop.server.state import ServedModel
 
@@ -88,16 +89,17 @@ class Opening:
         )
         self._lines = self._describe(loaded, capacity, threads)
         defaults: dict[str, Any] = self._defaults.values()
+        policy = make_policy(config.policy)
         return ServedModel(
             engine=engine,
             texts=tokenizer,
-            limits=Limits(
+            accepted=Accepted(
                 (self.name,),
                 num_valid_tokens,
                 capacity.max_model_len,
                 SamplingParams(**defaults),
-                has_priorities=config.policy == "priority",
-                has_targets=config.policy == "deadline",
+                has_priorities=policy.has_priorities,
+                has_targets=policy.has_targets,
                 names_tenants=self.tenants.user,
             ),
             encode=tokenizer.encode,

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.server import protocol
-from everystop.server.protocol import Limits, Parsed
+from everystop.server.protocol import Accepted, Parsed
 from everystop.server.state import ServedModel
 
 MAX_TOKEN_BYTES = 256  # no token of any vocabulary stands for more characters
 
-Parse = Callable[[dict[str, Any], Limits], Parsed]
+Parse = Callable[[dict[str, Any], Accepted], Parsed]
 
 
 class Prepared(NamedTuple):
@@ -27,15 +27,15 @@ class Prepared(NamedTuple):
 
 def prepare(model: ServedModel, parse: Parse, body: bytes) -> Prepared:
     """Read a body with `parse` and encode its prompts; raises RequestError."""
-    parsed = parse(protocol.parse_json(body), model.limits)
+    parsed = parse(protocol.parse_json(body), model.accepted)
     prompts = _encode(model, parsed)
     if not all(prompts):
         raise RequestError("the prompt has no tokens; send at least one", param="prompt", code="empty_prompt")
-    return Prepared(parsed, prompts, _with_default_length(parsed.params, prompts, model.limits))
+    return Prepared(parsed, prompts, _with_default_length(parsed.params, prompts, model.accepted))
 
 
 def _encode(model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
-    limit = model.limits.max_model_len
+    limit = model.accepted.max_model_len
     if parsed.messages:
         _check_length("messages", sum(len(message["content"]) for message in parsed.messages), limit)
         return [tuple(model.encode_chat(parsed.messages))]
@@ -54,9 +54,9 @@ def _check_length(name: str, length: int, limit_tokens: int) -> None:
         )
 
 
-def _with_default_length(params: SamplingParams, prompts: list[tuple[int, ...]], limits: Limits) -> SamplingParams:
+def _with_default_length(params: SamplingParams, prompts: list[tuple[int, ...]], accepted: Accepted) -> SamplingParams:
     """Where a request is silent, the model's recommended output length as far as it fits; else all that fits."""
-    default = limits.defaults.max_tokens
+    default = accepted.defaults.max_tokens
     if params.max_tokens is not None or default is None:
         return params
-    return replace(params, max_tokens=max(1, min(default, limits.max_model_len - max(map(len, prompts)))))
+    return replace(params, max_tokens=max(1, min(default, accepted.max_model_len - max(map(len, prompts)))))

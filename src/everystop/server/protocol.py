@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS, NS_PER_MS
 from everystop.core.errors import RequestError, UnsupportedField
 from everystop.core.request import SamplingParams
 from everystop.model.messages import read_messages
@@ -21,8 +22,6 @@ MAX_SEQUENCES = 1024
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_PRIORITY = 1000
-MAX_TARGET_MS = 3_600_000
-NS_PER_MS = 1_000_000
 MAX_USER_CHARS = 256
 MAX_JSON_MARKS = 2_000_000
 _COUNTED_BYTES = 1 << 18
@@ -33,7 +32,7 @@ Prompt = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Accepted:
     """What the served model and the policy allow, and what holds where a request is silent."""
 
     model_names: tuple[str, ...]
@@ -90,17 +89,17 @@ def _check_num_marks(body: bytes) -> None:
             )
 
 
-def parse_completion(body: Mapping[str, Any], limits: Limits) -> Parsed:
+def parse_completion(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
     """`POST /v1/completions`; raises RequestError."""
     values = fields.read_fields(body, COMPLETION_FIELDS)
     if "prompt" not in values:
         raise RequestError("prompt is missing", param="prompt", code="missing_field")
     _check_best_of(values)
-    parsed = _parse_common(values, limits, logprobs=values.get("logprobs"), max_tokens=values.get("max_tokens"))
+    parsed = _parse_common(values, accepted, logprobs=values.get("logprobs"), max_tokens=values.get("max_tokens"))
     prompts = values["prompt"]
     for prompt in prompts:
         if not isinstance(prompt, str):
-            _check_vocabulary("prompt", prompt, limits)
+            _check_vocabulary("prompt", prompt, accepted)
     num_sequences = len(prompts) * parsed.params.n
     if num_sequences > MAX_SEQUENCES:
         raise RequestError(
@@ -111,7 +110,7 @@ def parse_completion(body: Mapping[str, Any], limits: Limits) -> Parsed:
     return replace(parsed, prompts=prompts)
 
 
-def parse_chat(body: Mapping[str, Any], limits: Limits) -> Parsed:
+def parse_chat(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
     """`POST /v1/chat/completions`; raises RequestError."""
     values = fields.read_fields(body, CHAT_FIELDS)
     if "messages" not in values:
@@ -124,71 +123,71 @@ def parse_chat(body: Mapping[str, Any], limits: Limits) -> Parsed:
     max_tokens = values.get("max_completion_tokens", values.get("max_tokens"))
     if values.get("max_tokens", max_tokens) != max_tokens:
         raise RequestError("max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
-    return replace(_parse_common(values, limits, logprobs, max_tokens), messages=values["messages"])
+    return replace(_parse_common(values, accepted, logprobs, max_tokens), messages=values["messages"])
 
 
-def _parse_common(values: dict[str, Any], limits: Limits, logprobs: int | None, max_tokens: int | None) -> Parsed:
-    model = values.get("model", limits.model_names[0])
-    if model not in limits.model_names:
-        raise ModelUnknown(f"the model {model!r} is not served here; {limits.model_names[0]!r} is", param="model")
+def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | None, max_tokens: int | None) -> Parsed:
+    model = values.get("model", accepted.model_names[0])
+    if model not in accepted.model_names:
+        raise ModelUnknown(f"the model {model!r} is not served here; {accepted.model_names[0]!r} is", param="model")
     stream = values.get("stream", False)
     if "stream_options" in values and not stream:
         raise RequestError("stream_options needs stream = true", param="stream_options")
     chosen = {name: values[name] for name in PARAMETER_FIELDS if name in values}
-    params = replace(limits.defaults, **chosen, max_tokens=max_tokens, logprobs=logprobs)
-    _check_parameters(params, limits)
+    params = replace(accepted.defaults, **chosen, max_tokens=max_tokens, logprobs=logprobs)
+    _check_parameters(params, accepted)
     return Parsed(
         params=params,
         model=model,
         stream=stream,
         include_usage=values.get("stream_options", {}).get("include_usage", False),
         cache_salt=values.get("cache_salt", ""),
-        priority=_read_priority(values, limits),
-        ttft_target_ns=_read_target("ttft_target_ms", values, limits),
-        itl_target_ns=_read_target("itl_target_ms", values, limits),
-        user=_read_user(values, limits),
+        priority=_read_priority(values, accepted),
+        ttft_target_ns=_read_target("ttft_target_ms", values, accepted),
+        itl_target_ns=_read_target("itl_target_ms", values, accepted),
+        user=_read_user(values, accepted),
     )
 
 
-def _read_priority(values: dict[str, Any], limits: Limits) -> int:
+def _read_priority(values: dict[str, Any], accepted: Accepted) -> int:
     """Lower is more urgent; only 0 where the policy has no priorities."""
     priority: int = values.get("priority", 0)
-    if priority and not limits.has_priorities:
+    if priority and not accepted.has_priorities:
         raise UnsupportedField("priority", f"priority = {priority} needs --policy priority; the policy here has none")
     return priority
 
 
-def _read_target(name: str, values: dict[str, Any], limits: Limits) -> int | None:
+def _read_target(name: str, values: dict[str, Any], accepted: Accepted) -> int | None:
     """A target in nanoseconds; None where the request has none, as it must where the policy has none."""
     target_ms: float | None = values.get(name)
     if target_ms is None:
         return None
-    if not limits.has_targets:
+    if not accepted.has_targets:
         raise UnsupportedField(name, f"{name} = {target_ms:g} needs --policy deadline; the policy here has no targets")
     return round(target_ms * NS_PER_MS)
 
 
-def _read_user(values: dict[str, Any], limits: Limits) -> str:
+def _read_user(values: dict[str, Any], accepted: Accepted) -> str:
     """The tenant's name where the server believes this field; else it is anything, and without effect."""
-    return fields.string(MAX_USER_CHARS)("user", values.get("user", "")) if limits.names_tenants else ""
+    return fields.string(MAX_USER_CHARS)("user", values.get("user", "")) if accepted.names_tenants else ""
 
 
-def _check_parameters(params: SamplingParams, limits: Limits) -> None:
+def _check_parameters(params: SamplingParams, accepted: Accepted) -> None:
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         message = f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}"
         raise RequestError(message, param="min_tokens")
-    _check_vocabulary("logit_bias", [token for token, _ in params.logit_bias], limits)
-    _check_vocabulary("stop_token_ids", params.stop_token_ids, limits)
-    _check_vocabulary("allowed_token_ids", params.allowed_token_ids or (), limits)
+    _check_vocabulary("logit_bias", [token for token, _ in params.logit_bias], accepted)
+    _check_vocabulary("stop_token_ids", params.stop_token_ids, accepted)
+    _check_vocabulary("allowed_token_ids", params.allowed_token_ids or (), accepted)
     if params.allowed_token_ids == ():
         raise RequestError("allowed_token_ids is empty: no token could be chosen", param="allowed_token_ids")
 
 
-def _check_vocabulary(name: str, ids: tuple[int, ...] | list[int], limits: Limits) -> None:
-    if ids and not (min(ids) >= 0 and max(ids) < limits.vocab_size):
-        bad = next(token for token in ids if not 0 <= token < limits.vocab_size)
+def _check_vocabulary(name: str, ids: tuple[int, ...] | list[int], accepted: Accepted) -> None:
+    if ids and not (min(ids) >= 0 and max(ids) < accepted.vocab_size):
+        bad = next(token for token in ids if not 0 <= token < accepted.vocab_size)
         raise RequestError(
-            f"{name} holds the token id {bad}; ids must be from 0 to {limits.vocab_size - 1}",
+            f"{name} holds the token id {bad}; ids must be from 0 to {accepted.vocab_size - 1}",
             param=name,
             code="invalid_token_id",
         )
@@ -260,8 +259,8 @@ COMMON_FIELDS: dict[str, Reader] = PARAMETER_FIELDS | {
     "stream_options": _read_stream_options,
     "cache_salt": fields.string(1024),
     "priority": fields.integer(-MAX_PRIORITY, MAX_PRIORITY),
-    "ttft_target_ms": fields.number(1, MAX_TARGET_MS),
-    "itl_target_ms": fields.number(1, MAX_TARGET_MS),
+    "ttft_target_ms": fields.number(MIN_TARGET_MS, MAX_TARGET_MS),
+    "itl_target_ms": fields.number(MIN_TARGET_MS, MAX_TARGET_MS),
     "user": fields.anything,
     # without effect here
     "metadata": fields.anything,

@@ -82,7 +82,7 @@ class Endpoints:
     async def metrics(self, _request: Request) -> Response:
         """Prometheus' text format; empty before the model is there."""
         metrics = self._state.metrics
-        text = b"" if metrics is None else render(metrics, self._state.model.limits.model_names[0])
+        text = b"" if metrics is None else render(metrics, self._state.model.accepted.model_names[0])
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, _request: Request) -> Response:
@@ -97,10 +97,10 @@ class Endpoints:
         return _json(self._model_object(name))
 
     def _names(self) -> tuple[str, ...]:
-        return self._state.model.limits.model_names
+        return self._state.model.accepted.model_names
 
     def _model_object(self, name: str) -> dict[str, Any]:
-        limit = self._state.model.limits.max_model_len
+        limit = self._state.model.accepted.max_model_len
         owner = {"object": "model", "created": self._state.created, "owned_by": "everystop"}
         return {"id": name, **owner, "max_model_len": limit}
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from everystop.core.durations import NS_PER_S
 from everystop.core.errors import Draining, EngineDead
 from everystop.engine.messages import StepOutput
 from everystop.observe.metrics import Metrics
 from everystop.server.board import Board, EngineLike, Texts
 from everystop.server.errors import Loading
-from everystop.server.protocol import Limits
+from everystop.server.protocol import Accepted
 
-NS_PER_S = 1_000_000_000
 STUCK_HEALTH_S = 4.0
 
 
@@ -47,7 +47,7 @@ class ServedModel:
 
     engine: ServedEngine
     texts: Texts
-    limits: Limits
+    accepted: Accepted
     encode: Callable[[str], Sequence[int]]
     encode_chat: Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]
     num_blocks: int

@@ -10,13 +10,13 @@ from everystop.core.errors import ConfigError
 from everystop.core.events import Event, FinishEvent, StepEvent
 from everystop.core.limits import Limits
 from everystop.core.policy import Share
+from everystop.core.policy.competition import Competition, unit_of
 from everystop.core.policy.fair import INPUT_COST, OUTPUT_COST
 from everystop.core.request import Request
 from everystop.sim.routing import Sending, Station, nearest
 
 STEPS_AHEAD = 2
 NOT_HONOURED = ("max_queued", "token_rate", "kv_share")
-_ONE = 1 << 20  # counters are whole numbers, so that sums do not depend on their order
 
 
 @dataclass(slots=True)
@@ -83,8 +83,7 @@ class FairRouter:
         self._block_size = block_size
         self._shares = shares
         self._accounts: dict[str, _Account] = {}
-        self._competing: dict[str, _Account] = {}
-        self._last = _Account(_ONE, None)  # the last one who stopped to compete
+        self._competing: Competition[_Account] = Competition()
         self._trips: dict[int, _Trip] = {}
         self._num_present: list[int] = []
         self._num_unstarted: list[int] = []
@@ -105,18 +104,12 @@ class FairRouter:
         account = self._accounts.get(tenant)
         if account is None:
             share = self._shares.get(tenant, Share())
-            account = self._accounts[tenant] = _Account(max(1, round(_ONE / share.weight)), share.max_running)
+            account = self._accounts[tenant] = _Account(unit_of(share.weight), share.max_running)
         return account
 
     def _settle(self, tenant: str) -> None:
-        """Lift the counter of a tenant that competes from now on; note one that no longer does."""
         account = self._accounts[tenant]
-        if account.competes and tenant not in self._competing:
-            waiting = (other.counter for other in self._competing.values())
-            account.counter = max(account.counter, min(waiting, default=self._last.counter))
-            self._competing[tenant] = account
-        elif not account.competes and tenant in self._competing:
-            self._last = self._competing.pop(tenant)
+        self._competing.settle(tenant, account, competes=account.competes)
 
     def hear(self, index: int, events: Sequence[Event], stations: Sequence[Station], now_ns: int) -> Iterator[Sending]:
         """Charge what a replica has brought, and yield those who go to the places that have come free."""
@@ -143,7 +136,7 @@ class FairRouter:
             }
             if not loads:
                 return
-            account = min(self._competing.values(), key=lambda a: (a.counter, a.line[0].request_id))
+            account = min(self._competing, key=lambda a: (a.counter, a.line[0].request_id))
             request = account.line.popleft()
             index, num_matched = nearest(stations, request.block_keys, loads)
             self._depart(index, request, num_matched * self._block_size)

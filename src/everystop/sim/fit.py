@@ -66,7 +66,7 @@ def fit(steps: Sequence[TimedStep], prior: StepTimeModel = UNKNOWN_STEP_TIMES) -
     held_out = steps[num_fitted:]
     pairs = [(model.execute_ns(step.features), step.execute_ns) for step in held_out]
     errors = sorted(abs(predicted - real) / max(real, 1) for predicted, real in pairs)
-    total = sum(real for _, real in pairs)
+    total = fsum(real for _, real in pairs)
     return Fit(
         model,
         num_fitted,

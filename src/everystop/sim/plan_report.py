@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from everystop.core.durations import NS_PER_MS
 from everystop.sim.planner import SECONDS_PER_HOUR, TOKENS_PER_PRICE, TOLERANCE, Carried, Plan, Scout
 from everystop.sim.probe import WARM_UP_SHARE, Point
 from everystop.sim.report import several
-from everystop.sim.tally import NS_PER_MS
 
 MISSES = {"ttft": "TTFT", "itl": "ITL", "overload": "queue"}
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from itertools import compress, takewhile
 from typing import Any, TypeVar
 
+from everystop.core.durations import NS_PER_MS
 from everystop.core.errors import ConfigError
 from everystop.core.limits import Limits
 from everystop.sim.parallel import Workers
 from everystop.sim.probe import LEAST_REQUESTS, Point, Target, Workload, measure, saturation
+from everystop.sim.report import several
 from everystop.sim.simulator import Setup
-from everystop.sim.tally import NS_PER_MS
 
 NUM_RATES = 8
 NEARLY_IDLE = 0.01
@@ -265,7 +266,8 @@ class _Planner:
         """The best of these set-ups that the wanted rate does not overload, or the one so far."""
         is_hasty = best is not None and not best.missed
         calls = [(other, self.plan.rate, is_hasty) for other in others]
-        points = self._run(f"other flags for {self._replicas_of(setup)}", self._scout.point, calls)
+        what = f"other flags for {several(setup.num_replicas, 'replica')}"
+        points = self._run(what, self._scout.point, calls)
         enough = math.inf if best is None else WORTH_IT * self._scout.strain(best)
         ranked = sorted(zip(points, others, strict=True), key=lambda pair: self._scout.strain(pair[0]))
         for point, other in ranked:
@@ -284,9 +286,6 @@ class _Planner:
                 if num <= MOST_BATCHED_TOKENS and target_ns * share >= LEAST_TARGET_MS * NS_PER_MS:
                     changed = replace(limits, max_num_batched_tokens=num, target_itl_ns=round(target_ns * share))
                     yield replace(setup, limits=changed)
-
-    def _replicas_of(self, setup: Setup) -> str:
-        return f"{setup.num_replicas} replica{'' if setup.num_replicas == 1 else 's'}"
 
 
 def with_replicas(setup: Setup, num_replicas: int) -> Setup:
@@ -309,10 +308,14 @@ def default_rates(cliffs: Sequence[float], wanted: float) -> list[float]:
     """Eight rates in equal ratios from half of what the fewest replicas can serve to what the most can; one that is
     near the wanted rate gives way to it.
     """
-    low, high = min(cliffs) / 2, max(cliffs)
-    ratio = (high / low) ** (1 / (NUM_RATES - 1))
-    rates = [short(low * ratio**i) for i in range(NUM_RATES)]
-    return [rate for rate in rates if abs(math.log(rate / wanted)) > math.log(ratio) / 2]
+    rates = equal_ratios(min(cliffs) / 2, max(cliffs))
+    nearest = math.log(rates[-1] / rates[0]) / (2 * (NUM_RATES - 1))
+    return [rate for rate in rates if abs(math.log(rate / wanted)) > nearest]
+
+
+def equal_ratios(low: float, high: float) -> list[float]:
+    """Eight rates from `low` to `high`, each so many times the one before. Example: 1 and 128 give 1, 2, 4 to 128."""
+    return [short(low * (high / low) ** (i / (NUM_RATES - 1))) for i in range(NUM_RATES)]
 
 
 def _token_budgets(setup: Setup) -> Iterator[Setup]:

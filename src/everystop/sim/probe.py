@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from everystop.core.durations import NS_PER_MS, NS_PER_S
 from everystop.core.errors import ConfigError
 from everystop.core.events import Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
 from everystop.sim.simulator import Setup, Simulation
-from everystop.sim.tally import NS_PER_MS, NS_PER_S, Histogram
+from everystop.sim.tally import Histogram
 from everystop.sim.traces import TraceRequest
 
 WARM_UP_SHARE = 0.2
@@ -95,6 +96,11 @@ class Workload:
     def longest_tokens(self) -> int:
         """Prompt and output of the longest request."""
         return max(request.num_prompt_tokens + request.num_output_tokens for request in self._requests)
+
+    @property
+    def longest_output(self) -> int:
+        """Tokens of the longest output."""
+        return max(request.num_output_tokens for request in self._requests)
 
     def whole_laps(self, num: int) -> int:
         """At least `num`; beyond the trace's own requests as many as whole laps have."""

@@ -10,14 +10,14 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from everystop.core.errors import RecordError
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.policy import AGEING_NS, QUANTUM, Share, Targets, make_policy
+from everystop.core.policy import Policy, PolicySettings, make_policy
 from everystop.core.recording import RECORD_VERSION
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Scheduler
@@ -32,7 +32,7 @@ class Record:
     """A record in memory: the header's settings, the calls in order, and each request's block keys."""
 
     policy: str
-    policy_settings: dict[str, Any]
+    policy_settings: PolicySettings
     limits: Limits
     kv: dict[str, Any]
     step_times: StepTimeModel
@@ -49,16 +49,10 @@ class Record:
             raise RecordError(f"{path} is not a record of version {RECORD_VERSION}; write one with --record")
         record = cls(
             header["policy"],
-            {
-                "batch_wait_ns": header["batch_wait_ns"],
-                "ageing_ns": header.get("ageing_ns") or AGEING_NS,
-                "shares": {str(number): Share(*share) for number, share in enumerate(header.get("shares", ()))},
-                "quantum": header.get("quantum") or QUANTUM,
-                "targets": Targets(*header.get("targets", ())),
-            },
+            PolicySettings.from_data(header),
             Limits(**{"admission": "greedy"} | header["limits"]),
             header["kv"],
-            StepTimeModel(**header.get("step_times", {})),
+            _step_times(header.get("step_times", {})),
             [],
             {},
             is_truncated=False,
@@ -71,9 +65,10 @@ class Record:
         record.is_truncated = lines.is_truncated
         return record
 
-    def make_scheduler(self, policy: str) -> Scheduler:
-        """A scheduler as the recorded one was at its start, with this policy."""
-        return Scheduler(self.limits, KVCache(**self.kv), make_policy(policy, **self.policy_settings), self.step_times)
+    def make_scheduler(self, policy: Policy | None = None, step_times: StepTimeModel | None = None) -> Scheduler:
+        """A scheduler as the recorded one was at its start, by default with its own policy and step times."""
+        policy = policy or make_policy(self.policy, self.policy_settings)
+        return Scheduler(self.limits, KVCache(**self.kv), policy, step_times or self.step_times)
 
     def make_request(self, call: list[Any], max_tokens: int | None) -> Request:
         """The request of an `add`, with filler for a prompt and the recorded keys."""
@@ -93,6 +88,12 @@ class Record:
             itl_target_ns=itl_target_ns,
             block_keys=list(self.keys.get(request_id, ())),
         )
+
+
+def _step_times(data: dict[str, float]) -> StepTimeModel:
+    """Older records also hold times that a model of steps does not have any more."""
+    known = {field.name for field in fields(StepTimeModel)}
+    return StepTimeModel(**{name: value for name, value in data.items() if name in known})
 
 
 class _Lines:

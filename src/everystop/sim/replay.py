@@ -7,6 +7,7 @@ Prefix hits come from the recorded block keys, and tokens are filler, but for th
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Any
 from everystop.core.errors import RecordError, RequestError
 from everystop.core.events import ArrivalEvent, Event, FinishEvent, PreemptEvent, StepEvent
 from everystop.core.plan import StepPlan, StepResult
-from everystop.core.step_time import StepFeatures, StepTimeModel
+from everystop.core.policy import PolicySettings, make_policy
+from everystop.core.scheduler import Scheduler
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepFeatures, StepTimeModel
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import FILLER_TOKEN, SimulatedRunner
 from everystop.sim.clock import Clock
@@ -100,22 +103,33 @@ class ReplayReport:
     recorded_policy: str = ""
 
 
-def replay(path: Path, *, policy: str | None = None) -> ReplayReport:
-    """Replay a record under its own policy, comparing every plan, and then under another one if `policy` names it.
+Change = Callable[[str, PolicySettings], PolicySettings]
+"""From the name of the policy to simulate and the recorded settings to those that it gets."""
 
-    Another policy runs in virtual time: each request brings as many tokens as recorded, unless its client left, and a
-    step takes what a cost model fitted to the recorded steps says. Raises RecordError.
+
+def replay(path: Path, *, policy: str | None = None, change: Change | None = None) -> ReplayReport:
+    """Replay a record under its own policy, comparing every plan, and then under another one if `policy` names it, or
+    with other settings if `change` makes them from the recorded ones.
+
+    That runs in virtual time: each request brings as many tokens as recorded, unless its client left, and a step takes
+    what a cost model fitted to the recorded steps says. A policy that needs step times gets the same ones, if the
+    record has none. Raises RecordError, and what `change` raises.
     """
     record = Record.read(path)
+    simulated, settings = policy or record.policy, record.policy_settings
+    if change is not None:
+        settings = change(simulated, settings)
     redrive = _Redrive(record)
     redrive.run()
     replayed, baseline = redrive.timeline, None
-    if policy is not None and policy != record.policy and redrive.first_difference is None:
+    if (simulated != record.policy or change is not None) and redrive.first_difference is None:
         cost = fit_line(redrive.steps, record.step_times)
-        replayed = _simulate(record, policy, redrive, cost)
-        baseline = _simulate(record, record.policy, redrive, cost)
+        other = make_policy(simulated, settings)
+        is_measured = other.needs_step_times and record.step_times == UNKNOWN_STEP_TIMES
+        replayed = _simulate(record.make_scheduler(other, cost if is_measured else None), record, redrive, cost)
+        baseline = _simulate(record.make_scheduler(), record, redrive, cost)
     return ReplayReport(
-        policy or record.policy,
+        simulated,
         redrive.num_plans,
         redrive.num_requests,
         redrive.first_difference,
@@ -141,7 +155,7 @@ def predict(path: Path, cost: CostModel) -> ReplayReport:
         None,
         record.is_truncated,
         redrive.timeline,
-        _simulate(record, record.policy, redrive, cost),
+        _simulate(record.make_scheduler(), record, redrive, cost),
     )
 
 
@@ -186,7 +200,7 @@ class _Redrive:
         self.first_difference: int | None = None
         self._record = record
         self._events = events
-        self._scheduler = record.make_scheduler(record.policy)
+        self._scheduler = record.make_scheduler()
         self._on_its_way: deque[tuple[StepPlan, int]] = deque()
         self._last_update: tuple[int, int] = (-2, 0)  # step id and time
 
@@ -243,10 +257,9 @@ def _tokens(row: int | list[int] | str) -> tuple[int, ...] | str:
     return tuple(STOP_TOKEN if i in stops else FILLER_TOKEN for i in range(num))
 
 
-def _simulate(record: Record, policy: str, redrive: _Redrive, cost: CostModel) -> Timeline:
-    """The recorded arrivals and departures under a policy, in virtual time; what was refused then stays away."""
+def _simulate(scheduler: Scheduler, record: Record, redrive: _Redrive, cost: CostModel) -> Timeline:
+    """The recorded arrivals and departures on a fresh scheduler, in virtual time; what was refused then stays away."""
     timeline, clock = Timeline(), Clock()
-    scheduler = record.make_scheduler(policy)
     runner = SimulatedRunner(cost.plan_ns, clock.advance)
     loop = StepLoop(scheduler, runner, lambda: clock.now_ns)
     left = {call[2] for call in record.calls if call[0] == "abort"}

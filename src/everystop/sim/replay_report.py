@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from everystop.core.durations import NS_PER_MS, NS_PER_S
 from everystop.sim.replay import ReplayReport, Timeline
-from everystop.sim.tally import NS_PER_MS, NS_PER_S, Histogram
+from everystop.sim.tally import Histogram
 
 DURATIONS = ("ttft", "itl", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -97,7 +98,8 @@ def describe_replay(figures: Mapping[str, Any]) -> str:
         lines.append("what comes after it was not read, and no other policy is simulated")
     columns = {"recorded": figures["recorded"]}
     if figures["baseline"] is not None:
-        columns |= {f"{figures['recorded_policy']}*": figures["baseline"], f"{figures['policy']}*": figures["replayed"]}
+        name = "changed" if figures["policy"] == figures["recorded_policy"] else figures["policy"]
+        columns |= {f"{figures['recorded_policy']}*": figures["baseline"], f"{name}*": figures["replayed"]}
     lines += ["", *_table(columns)]
     if figures["baseline"] is not None:
         lines += [*_tenant_lines(figures), "", *_comparison(figures)]

@@ -1,32 +1,20 @@
-"""What `simulate` and `calibrate` find, as plain data and in words."""
+"""What `simulate` and `calibrate` find, in words."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
+from everystop.core.durations import NS_PER_MS
 from everystop.sim.cost import CostModel
-from everystop.sim.fit import Fit, fit
-from everystop.sim.replay import ReplayReport, predict, timed_steps
-from everystop.sim.replay_report import replay_figures
-from everystop.sim.simulator import Setup, Simulation
-from everystop.sim.tally import NS_PER_MS
-from everystop.sim.traces import TraceOptions, read_trace
+from everystop.sim.fit import Fit
+from everystop.sim.replay_report import DURATIONS
 
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
-DURATIONS = ("ttft", "itl", "e2e")
 NUM_TENANTS_SHOWN = 20
 
 
-def run_trace(path: Path, options: TraceOptions, setup: Setup) -> dict[str, Any]:
-    """Simulate a trace; returns what was simulated and the results. Raises TraceError and ConfigError."""
-    results = Simulation(setup).run(read_trace(path, options))
-    return {"trace": {"file": path.name, **asdict(options)}, "setup": setup.as_data(), **results}
-
-
 def describe_run(results: dict[str, Any]) -> str:
-    """The results of `run_trace` as text."""
+    """The results of `everystop.sim.run.run_trace` as text."""
     trace, setup = results["trace"], results["setup"]
     lines = [
         f"{trace['file']}: {results['num_requests']:,} requests, lengths × {trace['scale_lengths']:g}, "
@@ -102,23 +90,6 @@ def _tenant_lines(tenants: dict[str, Any]) -> list[str]:
     return lines
 
 
-def calibrate(path: Path, held_out: Path | None) -> CostModel:
-    """Step times fitted to a record; the model's `source` says how far it is off, so every prediction will.
-
-    With a second record, that is also the error of its durations as simulated from its arrivals. Raises RecordError and
-    CostError.
-    """
-    fitted = fit(*timed_steps(path))
-    words = describe_errors(fitted)
-    errors = {"step_median": fitted.median_error, "step_p90": fitted.p90_error, "step_total": fitted.total_error}
-    if held_out is not None:
-        off = prediction_errors(predict(held_out, fitted.model))
-        words += f"; {held_out.name} as simulated: {describe_prediction(off)}"
-        errors |= off
-    errors = {name: round(error, 6) for name, error in errors.items()}
-    return replace(fitted.model, source=f"fitted to {path.name} ({words})", errors=errors)
-
-
 def describe_errors(fitted: Fit) -> str:
     """How far a fitted model is off on the steps that it has not seen."""
     return (
@@ -126,16 +97,6 @@ def describe_errors(fitted: Fit) -> str:
         f"of the {fitted.num_held_out:,} after them each is off by "
         f"{fitted.median_error:.1%} median, {fitted.p90_error:.1%} p90, all together by {fitted.total_error:+.1%}"
     )
-
-
-def prediction_errors(report: ReplayReport) -> dict[str, float]:
-    """How far simulated durations are off the recorded ones, as shares: "ttft_p50" to "e2e_p90"."""
-    figures = replay_figures(report)
-    errors: dict[str, float] = {}
-    for name in DURATIONS:
-        recorded, simulated = figures["recorded"][f"{name}_ms"], figures["replayed"][f"{name}_ms"]
-        errors |= {f"{name}_{p}": simulated[p] / recorded[p] - 1 for p in ("p50", "p90") if recorded[p]}
-    return errors
 
 
 def describe_prediction(errors: dict[str, float]) -> str:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import hypot
+from math import fsum, hypot
 from pathlib import Path
 
 from everystop.core.plan import StepPlan
+from everystop.core.step_time import StepFeatures
 from everystop.sim.cost import CostError
 from everystop.sim.gpus import BF16_BYTES, GPUS, SHAPES, Gpu, ModelShape
 
@@ -83,15 +84,11 @@ class Roofline:
         """Time from one step to the next for this plan; one that computes nothing takes none."""
         if not plan.rows:
             return 0
-        num_tokens = num_samples = num_decodes = context = pairs = 0
-        for _, start, n, _, logits_from in plan.rows:
-            num_tokens += n
+        num_tokens, context, pairs, num_rows = StepFeatures.of(plan)
+        num_samples = num_decodes = 0
+        for _, _, n, _, logits_from in plan.rows:
             num_samples += logits_from < n
-            if n == 1:
-                num_decodes += 1
-                context += start + 1
-            else:
-                pairs += n * start + n * (n + 1) // 2
+            num_decodes += n == 1
         known = self._known_ns
         layers_ns = known.get((True, num_tokens))
         if layers_ns is None:
@@ -100,13 +97,13 @@ class Roofline:
         if output_ns is None:
             output_ns = known[False, num_samples] = self.output_ns(num_samples)
         attention_ns = self.shape.num_layers * self.attention_ns(num_decodes, context, num_tokens - num_decodes, pairs)
-        host_ns = self.host_step_ns + self.host_row_ns * len(plan.rows)
+        host_ns = self.host_step_ns + self.host_row_ns * num_rows
         return max(1, round(max(layers_ns + attention_ns + output_ns, host_ns)))
 
     def layers_ns(self, num_tokens: int) -> float:
         """All layers but for attention."""
         gpu, shape = self.gpu, self.shape
-        layer_ns = sum(product_ns(gpu, num_tokens, outputs, inputs) for outputs, inputs in shape.layer_products)
+        layer_ns = fsum(product_ns(gpu, num_tokens, outputs, inputs) for outputs, inputs in shape.layer_products)
         values = 8 * shape.hidden_size + 3 * shape.intermediate_size // shape.num_shards
         values += 2 * shape.q_size + 6 * shape.kv_size
         small_bytes = BF16_BYTES * num_tokens * values

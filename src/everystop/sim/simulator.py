@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
@@ -16,14 +16,16 @@ from everystop.core.errors import ConfigError, RequestError
 from everystop.core.events import Event
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import StepPlan, StepResult
-from everystop.core.policy import Share, make_policy
+from everystop.core.policy import PolicySettings, Share, Work, make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Scheduler
-from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
+from everystop.core.step_time import StepTimeModel
 from everystop.engine.loop import StepLoop
+from everystop.runner.calibration import Room, measure_step_times
+from everystop.runner.simulated import SimulatedRunner
 from everystop.sim.clock import Clock
 from everystop.sim.cost import StepCost
+from everystop.sim.endings import STOP_TOKEN, Endings
 from everystop.sim.fairness import WINDOW_NS, FairnessIndex
 from everystop.sim.routing import Sending, make_router
 from everystop.sim.tally import NEVER_NS, Slo, Tally
@@ -34,7 +36,8 @@ from everystop.sim.traces import TraceRequest
 class Setup:
     """What is simulated: `num_replicas` equal servers behind a router, and what is demanded of them.
 
-    `policy_settings` are the keyword arguments of `make_policy`.
+    Every request asks for `max_tokens` (None: as many as fit) and ends by a stop token where the trace says. How long
+    its output becomes nobody knows beforehand, but for the policy `shortest` with `oracle`.
     """
 
     limits: Limits
@@ -43,7 +46,9 @@ class Setup:
     cost: StepCost
     enable_prefix_caching: bool = True
     policy: str = "continuous"
-    policy_settings: Mapping[str, Any] = field(default_factory=dict)
+    policy_settings: PolicySettings = field(default_factory=PolicySettings)
+    oracle: bool = False
+    max_tokens: int | None = None
     num_replicas: int = 1
     router: str = "round-robin"
     slo: Slo = field(default_factory=Slo)
@@ -52,6 +57,8 @@ class Setup:
     def __post_init__(self) -> None:
         if self.num_replicas < 1 or self.num_blocks < 1:
             raise ConfigError(f"--replicas is {self.num_replicas}, --num-blocks {self.num_blocks}; at least 1 of each")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ConfigError(f"--max-tokens is {self.max_tokens}; it must be at least 1")
         if self.num_replicas == 1 and self.router in ("least-loaded", "prefix-affinity"):
             raise ConfigError(
                 f"--router {self.router} has no choice with one replica; raise --replicas or leave it out"
@@ -60,20 +67,21 @@ class Setup:
     @property
     def shares(self) -> Mapping[str, Share]:
         """What tenants may use, by name."""
-        shares: Mapping[str, Share] = self.policy_settings.get("shares") or {}
-        return shares
+        return self.policy_settings.shares
+
+    def measured_step_times(self) -> StepTimeModel:
+        """What a server that plans its steps by time knows of them at its start."""
+        room = Room(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=self.limits.max_num_seqs,
+            max_num_batched_tokens=self.limits.max_num_batched_tokens,
+        )
+        return measure_step_times(SimulatedRunner(self.cost.plan_ns, lambda ns: None), room)
 
     def as_data(self) -> dict[str, Any]:
         """All of it as plain data."""
-        settings = {name: _plain(value) for name, value in self.policy_settings.items()}
-        return asdict(replace(self, policy_settings=settings))
-
-
-def _plain(value: Any) -> Any:
-    """Named tuples as objects of their fields, also within a mapping."""
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return value._asdict() if hasattr(value, "_asdict") else value
+        return asdict(self) | {"policy_settings": self.policy_settings.as_data()}
 
 
 class Witness(Protocol):
@@ -88,27 +96,6 @@ class Witness(Protocol):
         ...
 
 
-class VirtualRunner:
-    """Computes nothing: a step takes what the cost model says, and each row that samples gets its request's id as
-    token, so that no two requests' outputs are taken for the same.
-    """
-
-    def __init__(self, cost: StepCost, clock: Clock) -> None:
-        self._cost = cost
-        self._clock = clock
-        self.busy_ns = 0
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """One token for each row that samples, after the step's time has passed."""
-        duration_ns = self._cost.plan_ns(plan)
-        self._clock.advance(duration_ns)
-        self.busy_ns += duration_ns
-        return StepResult([(row[0],) if row[4] < row[2] else () for row in plan.rows], execute_ns=duration_ns)
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
 class Replica:
     """One server in virtual time.
 
@@ -116,23 +103,23 @@ class Replica:
     to it that an arrival meets the state of its own time.
     """
 
-    def __init__(self, setup: Setup, witness: Witness) -> None:
+    def __init__(self, setup: Setup, witness: Witness, endings: Endings, step_times: StepTimeModel) -> None:
         self.clock = Clock()
         self.ready_ns = NEVER_NS
         self.heard: list[Event] = []  # of its latest step, for a router that hears of it
-        self.runner = VirtualRunner(setup.cost, self.clock)
+        self.runner = SimulatedRunner(setup.cost.plan_ns, self.clock.advance, endings.token_of)
         self._kv = KVCache(
             num_blocks=setup.num_blocks,
             block_size=setup.block_size,
             enable_prefix_caching=setup.enable_prefix_caching,
         )
-        policy = make_policy(setup.policy, **setup.policy_settings)
-        # Where steps are planned by time, the server has measured some at its start: those of the cost model.
-        known = setup.cost if isinstance(setup.cost, StepTimeModel) else UNKNOWN_STEP_TIMES
-        self._scheduler = Scheduler(setup.limits, self._kv, policy, known)
+        work: Work | None = endings.num_left if setup.oracle else None
+        policy = make_policy(setup.policy, setup.policy_settings, work=work)
+        self._scheduler = Scheduler(setup.limits, self._kv, policy, step_times)
         self._loop = StepLoop(self._scheduler, self.runner, lambda: self.clock.now_ns)
         self._witness = witness
         self._check = setup.check
+        self._endings = endings
         self._num_just_ended = 0
 
     def num_present(self, now_ns: int) -> int:
@@ -153,6 +140,11 @@ class Replica:
         running = self._scheduler.running
         return {request.tenant for i, request in self._scheduler.requests.items() if i not in running}
 
+    @property
+    def limit_tokens(self) -> int:
+        """The longest that a sequence may become."""
+        return self._scheduler.limit_tokens
+
     def add(self, request: Request, now_ns: int) -> bool:
         """A request comes in; False for a refused one, which is counted. An idle replica can start at once."""
         if request.arrival_ns < now_ns:
@@ -161,6 +153,7 @@ class Replica:
         try:
             self._scheduler.add(request, now_ns)
         except RequestError:
+            self._endings.forget(request.request_id)
             self._witness.note(self._scheduler.take_events())
             is_taken = False
         self.ready_ns = max(self.clock.now_ns, now_ns)
@@ -174,6 +167,8 @@ class Replica:
             turn = loop.turn()
             self.heard = turn.events
             self._num_just_ended = self._witness.note(turn.events)
+            if self._num_just_ended:
+                self._endings.note(turn.events)
             if self._check:
                 self._scheduler.check_integrity()
             if not turn.is_idle:
@@ -195,7 +190,11 @@ class Simulation:
     def __init__(self, setup: Setup, witness: Witness | None = None) -> None:
         self.setup = setup
         self.tally = Tally(setup.slo, request_ns=round(setup.cost.request_ns))
-        self.replicas = [Replica(setup, witness or self.tally) for _ in range(setup.num_replicas)]
+        self._endings = Endings()
+        step_times = setup.measured_step_times()
+        self.replicas = [
+            Replica(setup, witness or self.tally, self._endings, step_times) for _ in range(setup.num_replicas)
+        ]
         self._router = make_router(setup.router, limits=setup.limits, block_size=setup.block_size, shares=setup.shares)
         self._fairness = FairnessIndex({name: share.weight for name, share in setup.shares.items()})
         self._border_ns = WINDOW_NS
@@ -211,9 +210,19 @@ class Simulation:
             now_ns = traced.arrival_ns
             self._advance(now_ns)
             keys = traced.block_keys(self.setup.block_size) if self.setup.enable_prefix_caching else []
-            self._send(self._router.take(_make_request(request_id, traced, keys), self.replicas, now_ns), now_ns)
+            self._endings.expect(request_id, traced.num_prompt_tokens + traced.num_output_tokens)
+            request = _make_request(request_id, traced, self._max_tokens(traced), keys)
+            self._send(self._router.take(request, self.replicas, now_ns), now_ns)
         self._advance(NEVER_NS)
         return self.results()
+
+    def _max_tokens(self, traced: TraceRequest) -> int:
+        """What the request asks for: no less than it brings, so that one that cannot fit is refused, and no more than
+        fits with its prompt.
+        """
+        most = self.replicas[0].limit_tokens - traced.num_prompt_tokens
+        wanted = self.setup.max_tokens
+        return max(traced.num_output_tokens, most if wanted is None else min(wanted, most))
 
     def _send(self, sendings: Iterable[Sending], now_ns: int) -> None:
         for index, request in sendings:
@@ -266,12 +275,12 @@ class Simulation:
         return {**self.tally.figures(), "fairness_index": self._fairness.figures(), "replicas": replicas}
 
 
-def _make_request(request_id: int, traced: TraceRequest, keys: list[bytes]) -> Request:
+def _make_request(request_id: int, traced: TraceRequest, max_tokens: int, keys: list[bytes]) -> Request:
     """A request whose prompt repeats its own id: what no prefix id covers is like no other request's."""
     return Request(
         request_id,
         array("i", [request_id]) * traced.num_prompt_tokens,
-        SamplingParams(max_tokens=traced.num_output_tokens),
+        SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP_TOKEN,)),
         arrival_ns=traced.arrival_ns,
         tenant=traced.tenant,
         ttft_target_ns=traced.ttft_target_ns,

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from everystop.core.durations import NS_PER_MS, NS_PER_S
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, RefuseEvent, StepEvent
 from everystop.core.policy.fair import INPUT_COST, OUTPUT_COST
 from everystop.core.request import FinishReason
 
-NS_PER_S, NS_PER_MS = 10**9, 10**6
 EXACT_BITS = 9
 PERCENTILES = (50, 90, 95, 99)
 NEVER_NS = 2**63

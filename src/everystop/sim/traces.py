@@ -27,11 +27,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TextIO
 
+from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS, NS_PER_MS, NS_PER_S
 from everystop.core.errors import ConfigError, EverystopError
 
 MOONCAKE_ID_TOKENS = 512
-NS_PER_S, NS_PER_MS = 10**9, 10**6
-MAX_TARGET_MS = 3_600_000
 EPOCH = datetime(1970, 1, 1)
 TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|\+00:00)?")
 
@@ -294,8 +293,8 @@ def _target_ns(row: Mapping[str, Any], name: str) -> int | None:
     value = row.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MAX_TARGET_MS:
-        raise ValueError(f"{name} is {value!r}; it must be a number from 1 to {MAX_TARGET_MS:,}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not MIN_TARGET_MS <= value <= MAX_TARGET_MS:
+        raise ValueError(f"{name} is {value!r}; it must be a number from {MIN_TARGET_MS} to {MAX_TARGET_MS:,}")
     return _times(value, NS_PER_MS)
 
 

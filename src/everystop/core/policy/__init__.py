@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from everystop.core.errors import ConfigError
 from everystop.core.policy.accounts import Share
@@ -12,7 +12,8 @@ from everystop.core.policy.deadline import DEFAULT_TARGETS, Deadline, Targets
 from everystop.core.policy.fair import Fair
 from everystop.core.policy.fair_prefix import QUANTUM, FairPrefix
 from everystop.core.policy.priority import Priority
-from everystop.core.policy.shortest import Shortest
+from everystop.core.policy.settings import PolicySettings
+from everystop.core.policy.shortest import Shortest, Work
 from everystop.core.policy.static import Static, StaticPadded
 from everystop.core.policy.thrifty import Thrifty
 
@@ -21,12 +22,12 @@ __all__ = [
     "DEFAULT_TARGETS",
     "POLICIES",
     "QUANTUM",
-    "TENANT_SETTINGS",
     "Continuous",
     "Deadline",
     "Fair",
     "FairPrefix",
     "Policy",
+    "PolicySettings",
     "Priority",
     "Share",
     "Shortest",
@@ -36,58 +37,40 @@ __all__ = [
     "Thrifty",
     "View",
     "Wait",
+    "Work",
+    "honouring",
     "make_policy",
 ]
 
-POLICIES = (
-    "continuous",
-    "static",
-    "static-padded",
-    "priority",
-    "shortest",
-    "fair",
-    "fair-prefix",
-    "deadline",
-    "thrifty",
-)
-
-_SHARES = ("weight", "max_running", "max_queued", "token_rate", "kv_share")
-TENANT_SETTINGS: Mapping[str, tuple[str, ...]] = {  # what of a tenant in the file of --tenants each policy honours
-    "fair": _SHARES,
-    "fair-prefix": _SHARES,
-    "deadline": ("ttft_ms", "itl_ms"),
+_MAKE: dict[str, Callable[[PolicySettings], Policy]] = {
+    "continuous": lambda settings: Continuous(),
+    "static": lambda settings: Static(settings.batch_wait_ns),
+    "static-padded": lambda settings: StaticPadded(settings.batch_wait_ns),
+    "priority": lambda settings: Priority(settings.ageing_ns),
+    "shortest": lambda settings: Shortest(settings.ageing_ns),
+    "fair": lambda settings: Fair(settings.shares),
+    "fair-prefix": lambda settings: FairPrefix(settings.shares, settings.quantum),
+    "deadline": lambda settings: Deadline(settings.targets, settings.shares),
+    "thrifty": lambda settings: Thrifty(),
 }
+POLICIES = tuple(_MAKE)
+_DEFAULTS = PolicySettings()
 
 
-def make_policy(
-    name: str,
-    *,
-    batch_wait_ns: int = 0,
-    ageing_ns: int = AGEING_NS,
-    shares: Mapping[str, Share] | None = None,
-    quantum: int = QUANTUM,
-    targets: Targets = DEFAULT_TARGETS,
-) -> Policy:
-    """The policy of that name, one of `POLICIES`; `batch_wait_ns` concerns the static ones only, `ageing_ns` priority
-    and shortest, `shares` (by tenant) the fair ones and deadline, `quantum` (weighted tokens) fair-prefix, and
-    `targets` deadline.
+def make_policy(name: str, settings: PolicySettings = _DEFAULTS, *, work: Work | None = None) -> Policy:
+    """The policy of that name, one of `POLICIES`, with those settings that it honours.
+
+    `work` tells `shortest` what remains of a request, in tokens (default: of its prompt). Raises ConfigError.
     """
-    if name == "continuous":
-        return Continuous()
-    if name == "static":
-        return Static(batch_wait_ns)
-    if name == "static-padded":
-        return StaticPadded(batch_wait_ns)
-    if name == "priority":
-        return Priority(ageing_ns)
-    if name == "shortest":
-        return Shortest(ageing_ns)
-    if name == "fair":
-        return Fair(shares)
-    if name == "fair-prefix":
-        return FairPrefix(shares, quantum)
-    if name == "deadline":
-        return Deadline(targets, shares)
-    if name == "thrifty":
-        return Thrifty()
-    raise ConfigError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
+    if name not in _MAKE:
+        raise ConfigError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
+    if work is None:
+        return _MAKE[name](settings)
+    if name != "shortest":
+        raise ConfigError(f"an oracle needs --policy shortest; the policy {name} does not order by length")
+    return Shortest(settings.ageing_ns, work)
+
+
+def honouring(setting: str) -> tuple[str, ...]:
+    """The names of the policies that honour this field of `PolicySettings`."""
+    return tuple(name for name in POLICIES if setting in make_policy(name).honours)

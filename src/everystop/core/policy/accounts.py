@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from everystop.core.policy.base import View
+from everystop.core.policy.competition import ONE, Competition, unit_of
 from everystop.core.policy.rate import RateLimit
 from everystop.core.policy.waiting import WaitingLine
 from everystop.core.request import Request
 
-ONE = 1 << 20  # counters are whole numbers, so that sums do not depend on their order
 _WEIGHT_UNIT = 1000
 _MAX_IDLE = 64
 
@@ -60,7 +60,7 @@ class Account:
     def under(cls, share: Share, view: View) -> Account:
         """A new account with this share of the server in view."""
         return cls(
-            unit=max(1, round(ONE / share.weight)),
+            unit=unit_of(share.weight),
             weight=max(1, round(_WEIGHT_UNIT * share.weight)),
             max_running=share.max_running,
             max_blocks=None if share.kv_share is None else int(share.kv_share * view.num_blocks),
@@ -145,11 +145,10 @@ class Accounts:
     def __init__(self, shares: Mapping[str, Share]) -> None:
         self._shares = dict(shares)
         self._accounts: dict[str, Account] = {}
-        self._competing: dict[str, Account] = {}
+        self._competing: Competition[Account] = Competition()
         self._paying: dict[str, Account] = {}
         self._present: dict[str, Account] = {}
         self._weight_present = 0
-        self._last_competitor = Account()
         self._max_accounts = _MAX_IDLE
 
     def __len__(self) -> int:
@@ -176,7 +175,7 @@ class Accounts:
 
     def competing(self) -> Iterator[Account]:
         """Those of whom one boards next."""
-        return iter(self._competing.values())
+        return iter(self._competing)
 
     def open(self, tenant: str, view: View) -> Account:
         """The tenant's account, a new one if need be."""
@@ -192,12 +191,7 @@ class Accounts:
         head = account.line.head()
         may_board = head is not None and not account.is_full_for(head)
         has_paid = account.paid_ns() <= now_ns
-        competes = may_board and has_paid
-        if competes and tenant not in self._competing:
-            account.counter = max(account.counter, self._floor())
-            self._competing[tenant] = account
-        elif not competes and tenant in self._competing:
-            self._last_competitor = self._competing.pop(tenant)
+        self._competing.settle(tenant, account, competes=may_board and has_paid)
         self._note_presence(tenant, account)
         if may_board and not has_paid:
             self._paying[tenant] = account
@@ -224,17 +218,13 @@ class Accounts:
             self.settle(tenant, now_ns)
         return min((account.paid_ns() for account in self._paying.values()), default=None)
 
-    def _floor(self) -> int:
-        """The least counter of those who compete, else that of the last who did."""
-        return min((account.counter for account in self._competing.values()), default=self._last_competitor.counter)
-
     def _close_idle(self, now_ns: int) -> None:
         """Idle accounts that would be lifted to the floor anyway, and owe nothing, are as good as new, so they go when
         there are many.
         """
         if len(self._accounts) < self._max_accounts:
             return
-        floor = self._floor()
+        floor = self._competing.floor()
         self._accounts = {
             name: account
             for name, account in self._accounts.items()

@@ -68,11 +68,20 @@ class Policy:
     are short) costs the tail of the keep order its place, if `displaces` says so and that one's key is greater.
     `barrier_reason` says why others wait when `pick` returns None.
 
+    `honours` names the fields of `PolicySettings` that have an effect. `needs_step_times` asks for measured ones in the
+    view. What a tenant may use counts with `has_shares`, times that a tenant or request is promised with `has_targets`,
+    and the priority of a request with `has_priorities`.
+
     A request that was preempted `max_preemptions` times boards and keeps its place before all others, in order of
     arrival, whatever `pick` and `keep_key` say. So everyone ends even where keys change over time. Only a claimant goes
     before it, in a slot that was taken from the tail for its sake: nobody else would have had that one.
     """
 
+    honours: tuple[str, ...] = ()
+    needs_step_times: bool = False
+    has_shares: bool = False
+    has_targets: bool = False
+    has_priorities: bool = False
     may_displace: bool = False
     slot_use: SlotUse = SlotUse.FREE
     barrier_reason: WaitReason = WaitReason.BATCH_BARRIER

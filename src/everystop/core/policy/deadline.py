@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from everystop.core.durations import NS_PER_MS
 from everystop.core.events import WaitReason
 from everystop.core.policy.accounts import Share
 from everystop.core.policy.base import Policy, View
@@ -14,7 +15,6 @@ from everystop.core.policy.prompts import Prompts, prefill_ns
 from everystop.core.policy.waiting import WaitingLine
 from everystop.core.request import Request, RequestState
 
-NS_PER_MS = 1_000_000
 LENGTH_WEIGHT = 2
 LATE_TURN = 8
 
@@ -54,6 +54,9 @@ class Deadline(Policy):
     Example, 1 ms a token: a prompt of 100 tokens due at 500 ms ranks at 700 ms, before one of 10 due at 690 ms.
     """
 
+    honours = ("shares", "targets")
+    needs_step_times = True
+    has_targets = True
     barrier_reason = WaitReason.TOKEN_BUDGET
 
     def __init__(self, targets: Targets = DEFAULT_TARGETS, shares: Mapping[str, Share] | None = None) -> None:

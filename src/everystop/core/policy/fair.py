@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from everystop.core.durations import NS_PER_S
 from everystop.core.errors import TenantQueueFull, TooManyChoices
 from everystop.core.events import WaitReason
 from everystop.core.policy.accounts import Account, Accounts, Share
 from everystop.core.policy.base import Policy, View, Wait
-from everystop.core.policy.rate import NS_PER_S
 from everystop.core.request import Request, RequestState
 
 INPUT_COST = 1
@@ -41,6 +41,8 @@ class Fair(Policy):
     of requests.
     """
 
+    honours: tuple[str, ...] = ("shares",)
+    has_shares = True
     may_displace = True
     barrier_reason = WaitReason.TENANT_LIMIT
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from heapq import nsmallest
 
-from everystop.core.policy.accounts import ONE, Account, Share
+from everystop.core.policy.accounts import Account, Share
 from everystop.core.policy.base import View, Wait
+from everystop.core.policy.competition import ONE
 from everystop.core.policy.fair import Fair
 from everystop.core.request import Request, RequestState
 
@@ -31,6 +32,8 @@ class FairPrefix(Fair):
     others of its tenant, then it is all that the tenant offers; one that comes back from a preemption is so at once.
     Without a free slot nothing is looked up. Equal matches board in order of credit, then of arrival.
     """
+
+    honours = ("shares", "quantum")
 
     def __init__(self, shares: Mapping[str, Share] | None = None, quantum: int = QUANTUM) -> None:
         super().__init__(shares)

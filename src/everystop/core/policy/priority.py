@@ -17,6 +17,8 @@ class Priority(Policy):
     Example, ageing 10 s: priority 2 arriving at 0 s ranks at 20 s, before a priority 0 that arrives at 21 s.
     """
 
+    honours = ("ageing_ns",)
+    has_priorities = True
     may_displace = True
 
     def __init__(self, ageing_ns: int = AGEING_NS) -> None:

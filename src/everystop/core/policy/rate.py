@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-NS_PER_S = 1_000_000_000
+from everystop.core.durations import NS_PER_S
+
 BURST_NS = NS_PER_S
 _ONE = 1 << 20  # parts of a nanosecond, so that rounding a price costs a rate at most a millionth
 

@@ -26,6 +26,8 @@ class Shortest(Policy):
     Example, ageing 10 s: a prompt of 3,000 tokens that arrives at 0 s boards before one of 10 that arrives at 30 s.
     """
 
+    honours = ("ageing_ns",)
+
     def __init__(self, ageing_ns: int = AGEING_NS, work: Work = remaining_prompt) -> None:
         self._ageing_ns = ageing_ns
         self._work = work

@@ -18,6 +18,7 @@ class Static(Policy):
     boards again at once.
     """
 
+    honours = ("batch_wait_ns",)
     slot_use = SlotUse.HELD
 
     def __init__(self, batch_wait_ns: int) -> None:
