@@ -75,11 +75,13 @@ def test_prompts_of_every_kind(llm: LLM) -> None:
 
 @pytest.mark.parametrize("after_s", [0.002, 0.05, 0.3])
 def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, after_s: float) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background begin with it ignored
     timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["Once upon a time"] * 64, ENDLESS)
     timer.join()
+    signal.signal(signal.SIGINT, before)
     assert answer(llm) == " Paris."
     assert llm.engine._scheduler.requests == {}
     assert llm.engine._scheduler.kv.pool.num_free == llm.capacity.num_blocks
