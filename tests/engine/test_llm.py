@@ -77,9 +77,13 @@ def test_prompts_of_every_kind(llm: LLM) -> None:
 def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, after_s: float) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background begin with it ignored
     timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
+
+    def call() -> None:
         timer.start()  # it may fire before this line has ended
         llm.generate(["Once upon a time"] * 64, ENDLESS)
+
+    with pytest.raises(KeyboardInterrupt):
+        call()
     timer.join()
     signal.signal(signal.SIGINT, before)
     assert answer(llm) == " Paris."
