@@ -127,7 +127,7 @@ class NativeRunner:
                 NOT_TAKEN if row.request_id in self._not_taken else out
                 for row, out in zip(plan.rows, rows, strict=True)
             ]
-        result = StepResult(rows=rows)
+        result = StepResult(rows=rows, sample_ns=self._decoder.sample_ns())
         if self._wants_logprobs:
             self._collect_logprobs(plan, tokens, result)
         result.execute_ns = time.monotonic_ns() - began_ns
