@@ -35,7 +35,6 @@ from everystop.core.admission import ADMISSIONS
 from everystop.core.events import AdmitEvent, Event, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import Row
 from everystop.core.policy import make_policy
 from everystop.core.request import FinishReason, Request, SamplingParams
 from everystop.core.scheduler import Scheduler
@@ -189,9 +188,9 @@ class VirtualRun:
     def _due_ns(self, job: int) -> int:
         return round((self._workload.jobs[job].at_s or 0.0) * NS_PER_S)
 
-    def _token_of(self, row: Row) -> int:
+    def _token_of(self, request_id: int, num_tokens: int) -> int:
         """A request's last token is the stop token."""
-        return STOP if row.start + row.num_tokens == self._ends[row.request_id] else FILLER_TOKEN
+        return STOP if num_tokens == self._ends[request_id] else FILLER_TOKEN
 
     def _advance(self, ns: int) -> None:
         self.now_ns += ns

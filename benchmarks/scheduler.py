@@ -68,7 +68,8 @@ def make_scheduler(
 
 def result_of(plan: StepPlan) -> StepResult:
     """Filler tokens for every row that samples."""
-    return StepResult([(0,) if row.logits_from < row.num_tokens else () for row in plan.rows])
+    columns = zip(plan.rows.logits_from, plan.rows.nums_tokens, strict=True)
+    return StepResult([(0,) if logits_from < n else () for logits_from, n in columns])
 
 
 def step(scheduler: Scheduler) -> int:
