@@ -229,15 +229,15 @@ class VirtualRun:
         outcome.num_recomputed_tokens += event.num_recomputed_tokens
         outcome.peak_blocks = max(outcome.peak_blocks, outcome.setting.num_blocks - event.num_free_blocks)
         self._num_running += len(event.plan.rows)
-        for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
+        for request_id, tokens in zip(event.plan.rows.request_ids, event.tokens, strict=True):
             if not tokens:
                 continue
-            last_ns = self._last_token_ns.get(row.request_id)
+            last_ns = self._last_token_ns.get(request_id)
             if last_ns is None:
-                outcome.ttft_s.append((event.now_ns - self._arrival_ns[row.request_id]) / NS_PER_S)
+                outcome.ttft_s.append((event.now_ns - self._arrival_ns[request_id]) / NS_PER_S)
             else:
                 outcome.longest_gap_s = max(outcome.longest_gap_s, (event.now_ns - last_ns) / NS_PER_S)
-            self._last_token_ns[row.request_id] = event.now_ns
+            self._last_token_ns[request_id] = event.now_ns
 
 
 def simulate(workload: Workload, setting: Setting, cost: CostModel) -> Outcome:

@@ -137,6 +137,7 @@ class LayerProfile:
         if not plan.rows:
             return 0
         starts, nums_tokens = plan.rows.starts, plan.rows.nums_tokens
+        num_tokens = sum(nums_tokens)
         num_samples = sum(offset < n for offset, n in zip(plan.rows.logits_from, nums_tokens, strict=True))
         contexts = [start + 1 for start, n in zip(starts, nums_tokens, strict=True) if n == 1]
         chunks = sorted((n, start) for start, n in zip(starts, nums_tokens, strict=True) if n > 1)
@@ -144,7 +145,7 @@ class LayerProfile:
         context = sum(contexts) / len(contexts) if contexts else 0
         attention = self.attention.at(chunk, before, len(contexts), context)
         attention += sum(self.attention.at(n, start, 0, 0) for n, start in chunks)
-        gpu_us = self.num_layers * (self.layer.at(plan.num_tokens) + attention) + self.once.at(num_tokens)
+        gpu_us = self.num_layers * (self.layer.at(num_tokens) + attention) + self.once.at(num_tokens)
         gpu_us += self.sampled.at(num_samples) if num_samples else 0.0
         return round(max(NS_PER_US * gpu_us, HOST_STEP_NS + HOST_ROW_NS * len(plan.rows)))
 
