@@ -62,6 +62,15 @@ def test_decodes_without_a_place_each_are_refused() -> None:
         Rows(TWO).append_decodes([1], array("q", [5, 6]))
 
 
+def test_no_row_is_added_while_rows_are_read() -> None:
+    rows = Rows(TWO)
+    reading = rows.tuples()
+    with pytest.raises(BufferError):
+        rows.append(TWO[0])
+    assert list(reading) == [tuple(row) for row in rows] == TWO
+    rows.append(TWO[0])
+
+
 @pytest.mark.parametrize("index", [2, -3])
 def test_a_row_that_is_not_there_is_an_index_error(index: int) -> None:
     with pytest.raises(IndexError):

@@ -77,7 +77,8 @@ class StepPlan:
     wake_at_ns: int | None = None
 
     def __post_init__(self) -> None:
-        self.rows = Rows.of(self.rows)
+        if type(self.rows) is not Rows:
+            self.rows = Rows(self.rows)
 
     @property
     def num_tokens(self) -> int:
@@ -91,7 +92,7 @@ class StepPlan:
 
     def to_json(self) -> str:
         """One line, the same bytes for the same plan."""
-        return json.dumps(asdict(self) | {"rows": self.rows.as_data()}, separators=(",", ":"))
+        return json.dumps(asdict(self) | {"rows": list(self.rows.tuples())}, separators=(",", ":"))
 
     def fingerprint(self) -> str:
         """16 hex digits that change with every decision in the plan; token ids and sampling parameters do not enter."""
@@ -101,7 +102,7 @@ class StepPlan:
         ]
         decisions = (
             self.step_id,
-            self.rows.as_data(),
+            list(self.rows.tuples()),
             admitted,
             self.new_blocks,
             self.copies,

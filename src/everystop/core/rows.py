@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from struct import Struct
 from typing import NamedTuple, overload
 
 
@@ -26,6 +27,7 @@ class Row(NamedTuple):
 
 NUM_FIELDS = len(Row._fields)
 _DECODE = array("q", Row(request_id=0, start=0, num_tokens=1, num_draft=0, logits_from=0))
+_unpack_rows = Struct(f"{NUM_FIELDS}q").iter_unpack
 _make_row: Callable[[tuple[int, ...]], Row] = partial(tuple.__new__, Row)  # in half the time of Row(...)
 
 
@@ -41,19 +43,16 @@ class Rows(Sequence[Row]):
     __slots__ = ("numbers",)
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self.numbers = array("q", chain.from_iterable(rows))
-
-    @classmethod
-    def of(cls, rows: Iterable[Row]) -> Rows:
-        """These rows, themselves if they are `Rows` already."""
-        return rows if isinstance(rows, Rows) else cls(rows)
+        self.numbers = array("q")
+        if rows:
+            self.numbers.extend(chain.from_iterable(rows))
 
     def append(self, row: Row) -> None:
         """One more row."""
         self.numbers.extend(row)
 
     def append_decodes(self, request_ids: Iterable[int], starts: array[int]) -> None:
-        """For each of these requests a row of one token that samples, at its place in `starts`."""
+        """For each of these requests a row of one token that samples, at its position in `starts`."""
         numbers, first = self.numbers, len(self.numbers)
         numbers += _DECODE * len(starts)
         numbers[first::NUM_FIELDS] = array("q", request_ids)
@@ -79,18 +78,15 @@ class Rows(Sequence[Row]):
         """The offset in each row of the first token whose logits are needed."""
         return self.numbers[4::NUM_FIELDS]
 
-    def as_data(self) -> list[tuple[int, ...]]:
-        """Plain tuples, as they are written in JSON."""
-        return list(self._tuples())
-
-    def _tuples(self) -> Iterator[tuple[int, ...]]:
-        return zip(*[iter(self.numbers)] * NUM_FIELDS, strict=True)  # one iterator, so each tuple takes the next five
+    def tuples(self) -> Iterator[tuple[int, ...]]:
+        """The rows as plain tuples, which are made in a third of the time; a row added meanwhile is a BufferError."""
+        return _unpack_rows(self.numbers)
 
     def __len__(self) -> int:
         return len(self.numbers) // NUM_FIELDS
 
     def __iter__(self) -> Iterator[Row]:
-        return map(_make_row, self._tuples())
+        return map(_make_row, self.tuples())
 
     @overload
     def __getitem__(self, index: int) -> Row: ...

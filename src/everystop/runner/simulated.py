@@ -37,10 +37,9 @@ class SimulatedRunner:
         duration_ns = self._step_ns(plan)
         self._advance(duration_ns)
         self.busy_ns += duration_ns
-        token_of, rows = self._token_of, plan.rows
-        columns = zip(rows.request_ids, rows.starts, rows.nums_tokens, rows.logits_from, strict=True)
+        token_of = self._token_of
         return StepResult(
-            rows=[(token_of(i, start + n),) if logits_from < n else () for i, start, n, logits_from in columns],
+            rows=[(token_of(i, start + n),) if offset < n else () for i, start, n, _, offset in plan.rows.tuples()],
             execute_ns=duration_ns,
         )
 
