@@ -120,7 +120,7 @@ def reference_run(trace: list[TraceRequest], setup: Setup) -> dict[str, list[int
     runner = SimulatedRunner(
         setup.cost.plan_ns,
         clock.advance,
-        lambda row: STOP if (row.request_id, row.start + row.num_tokens) in ends else 0,
+        lambda request_id, num_tokens: STOP if (request_id, num_tokens) in ends else 0,
     )
     loop = StepLoop(scheduler, runner, lambda: clock.now_ns)
     arrived, tokens, ended = {}, {i: [] for i in range(len(trace))}, {}
