@@ -126,10 +126,9 @@ class Service:
     def _open(self, model: ServedModel) -> None:
         loop, state = asyncio.get_running_loop(), self.state
         state.open(model)
-        board, metrics = state.board, state.metrics
-        assert metrics is not None
+        board = state.board
         model.engine.on_outputs = lambda outputs: _call(loop, board.deliver, outputs)
-        model.engine.on_events = metrics.receive
+        model.engine.on_events = state.receive
         model.engine.on_failure = lambda error: _call(loop, self._fail, error)
         model.engine.start()
         gc.collect()
@@ -158,8 +157,9 @@ class Service:
             now_s = time.monotonic()
             try:
                 metrics.catch_up()
+                self.state.history.catch_up()
             except Exception:
-                logger.exception("metrics could not be counted; serving goes on")
+                logger.exception("events could not be counted; serving goes on")
             if self._stats_interval_s > 0 and now_s >= next_line_s:
                 next_line_s = now_s + self._stats_interval_s
                 line = status.next(now_s)

@@ -11,7 +11,9 @@ from typing import Any, Protocol
 
 from everystop.core.durations import NS_PER_S
 from everystop.core.errors import Draining, EngineDead
+from everystop.core.events import Event
 from everystop.engine.messages import StepOutput
+from everystop.observe.history import History
 from everystop.observe.metrics import Metrics
 from everystop.server.board import Board, EngineLike, Texts
 from everystop.server.errors import Loading
@@ -75,6 +77,7 @@ class ServerState:
         self._model: ServedModel | None = None
         self._board: Board | None = None
         self._metrics: Metrics | None = None
+        self.history = History()
 
     def open(self, model: ServedModel) -> None:
         """The model is there."""
@@ -102,6 +105,12 @@ class ServerState:
     def metrics(self) -> Metrics | None:
         """The view of the engine's events, once there is an engine."""
         return self._metrics
+
+    def receive(self, events: list[Event]) -> None:
+        """Hand the events of a turn over to those who show them; called on the engine's thread."""
+        if self._metrics is not None:
+            self._metrics.receive(events)
+        self.history.receive(events)
 
     def check_open(self) -> None:
         """Raise what keeps new requests out: Draining, EngineDead, Loading."""
