@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from everystop.core.plan import Admitted, StepPlan, StepResult, TokenLogprobs
 from everystop.core.request import SamplingParams
-from everystop.core.rows import NUM_FIELDS
 from everystop.model.spec import DecoderSpec, Float32Array, rope_frequencies
 from everystop.model.weights import LoadedModel
 
@@ -116,7 +115,7 @@ class NativeRunner:
         """Run one step: bookkeeping, block copies, forward pass and sampling."""
         began_ns = time.monotonic_ns()
         self._follow(plan)
-        numbers = np.frombuffer(plan.rows.numbers, dtype=np.int64).reshape(-1, NUM_FIELDS)
+        numbers = np.frombuffer(plan.rows.numbers, dtype=np.int64).reshape(-1, 5)
         copies = np.array(plan.copies, dtype=np.int32) if plan.copies else _NO_COPIES
         tokens = self._decoder.step(numbers, copies, plan.num_padded_rows).tolist()
         rows: list[tuple[int, ...] | str] = [
