@@ -37,6 +37,11 @@ class BlockPool:
         """Blocks that nobody uses but that a prefix could still match."""
         return len(self._cached)
 
+    @property
+    def cached(self) -> tuple[int, ...]:
+        """Those blocks, the next to be evicted first."""
+        return tuple(self._cached)
+
     def take(self, num: int) -> list[int] | None:
         """Hand out `num` private blocks, blank ones first, evicting the least recently used; None and no change if too
         few.
