@@ -1,6 +1,7 @@
 """What one reader of the live stream is told: the messages, each with what has changed since the last.
 
-A reader who may not see a request gets it without name, lengths and times, under an id of this stream alone.
+A reader who may not see a request gets it without name, lengths and arrival, under an id of this stream alone; that it
+takes part in steps, and with how many tokens, is no secret from those who share them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ _NOT_OF_STRANGERS = dict.fromkeys(
         "num_cached_tokens",
         "num_output_tokens",
         "arrival_ns",
-        "first_token_ns",
         "finish_reason",
         "num_preemptions",
         "max_gap_ns",
@@ -175,6 +175,7 @@ class LiveReader:
             "state": request.state,
             "slot": request.slot,
             "admit_ns": request.admit_ns,
+            "first_token_ns": request.first_token_ns,
             "finish_ns": request.finish_ns,
         }
         if name is None:
@@ -184,7 +185,6 @@ class LiveReader:
             "num_cached_tokens": request.num_cached_tokens,
             "num_output_tokens": request.num_output_tokens,
             "arrival_ns": request.received_ns,
-            "first_token_ns": request.first_token_ns,
             "finish_reason": request.finish_reason,
             "num_preemptions": request.num_preemptions,
             "max_gap_ns": request.max_gap_ns,
