@@ -221,7 +221,7 @@ class LiveState:
         num_own = step.num_rows - step.num_padded_rows
         rows = zip(step.request_ids, step.starts, step.nums, step.num_outputs, strict=True)
         for index, (request_id, start, num, num_out) in enumerate(rows):
-            request = self.requests.get(request_id) or self._meet(request_id)
+            request = self.requests.get(request_id) or self._meet_rider(request_id, step.now_ns)
             slots.append(request.slot)
             if index >= num_own:
                 continue
@@ -301,6 +301,10 @@ class LiveState:
         """Drop what is older than a minute."""
         while self._over and self._over[0].changed_ns < before_ns:
             request = self._over.popleft()
+            if self._last is not None and request.request_id in self._last.request_ids:
+                request.changed_ns = before_ns  # its slot is held, and it is still computed
+                self._over.append(request)
+                continue
             self.requests.pop(request.request_id, None)
             self.changed.pop(request.request_id, None)
         steps, decisions = self.steps, self.decisions
@@ -315,6 +319,15 @@ class LiveState:
         if request is None:
             trail = self._history.trails.get(request_id) or Trail(request_id)
             request = self.requests[request_id] = LiveRequest(trail)
+        return request
+
+    def _meet_rider(self, request_id: int, now_ns: int) -> LiveRequest:
+        """One that had ended before the window and has a row in it: a padded one, or one that comes back in vain."""
+        request = self._meet(request_id)
+        if request.trail.admits:
+            request.slot = request.trail.admits[-1].slot
+        request.state, request.changed_ns = "finished", now_ns
+        self._over.append(request)
         return request
 
     def _board_those_from_before(self, before_ns: int) -> None:

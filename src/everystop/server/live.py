@@ -101,7 +101,7 @@ class LiveStreams:
 
     @property
     def end(self) -> str | None:
-        """Why streams end now; None while they go on: a server that drains is watched until its last request is done."""
+        """Why streams end now; None while they go on: a draining server is watched until its last request is done."""
         phase = self._state.phase
         if phase is Phase.FAILED:
             return "the engine has failed"
