@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from everystop.core.events import AdmitEvent, FinishEvent, PreemptEvent, RefuseEvent, WaitEvent, WaitReason
@@ -44,10 +44,9 @@ def sentence(decision: Decision, num_slots: int, sees: Sees) -> str:
     Requests that the reader may not see are "another request", without lengths.
     """
     boarded = [_admitted(act, decision, sees) for act in decision.acts if isinstance(act, AdmitEvent)]
-    first = [*_kept(decision), *boarded]
-    rest = [text for act in decision.acts if (text := _told(act, num_slots, sees))]
-    parts = ([", ".join(first)] if first else []) + rest
-    text = "; ".join(parts)
+    first = ", ".join([*_kept(decision), *boarded])
+    others = [_told(act, num_slots, sees, has_boarded=bool(boarded)) for act in decision.acts]
+    text = "; ".join(filter(None, [first, *_refused(decision, sees), *dict.fromkeys(others)]))
     return text if decision.step_id == NO_STEP else f"step {decision.step_id}: {text}"
 
 
@@ -76,18 +75,27 @@ def _admitted(act: AdmitEvent, decision: Decision, sees: Sees) -> str:
     return f"{verb} {who} ({end:,} of {act.num_tokens:,} {'' if act.resumed else 'prompt '}tokens{cached})"
 
 
-def _told(act: Act, num_slots: int, sees: Sees) -> str:
-    """One act that is no boarding; "" for one that the log does not tell of."""
+def _refused(decision: Decision, sees: Sees) -> Iterator[str]:
+    """Refusals by their cause."""
+    causes: dict[str, list[str]] = {}
+    for act in decision.acts:
+        if isinstance(act, RefuseEvent):
+            cause = f" ({act.code})" if sees(act.request_id) else ""
+            causes.setdefault(cause, []).append(name(act.request_id, sees))
+    for cause, names in causes.items():
+        yield f"refused {names[0] if len(names) == 1 else f'{len(names)} requests'}{cause}"
+
+
+def _told(act: Act, num_slots: int, sees: Sees, *, has_boarded: bool) -> str:
+    """One act that is no boarding and no refusal; "" for one that the log does not tell of."""
     match act:
         case PreemptEvent():
             lost = f", which loses {act.num_lost_tokens:,} computed tokens" if sees(act.request_id) else ""
             return f"preempted {name(act.request_id, sees)}{lost}"
         case FinishEvent():
             return _ended(act, sees)
-        case RefuseEvent():
-            return f"refused {name(act.request_id, sees)}" + (f" ({act.code})" if sees(act.request_id) else "")
         case WaitEvent() if act.reason is not WaitReason.BEHIND:
-            return _waits(act, num_slots, sees)
+            return _waits(act, num_slots, sees, "nobody else boards" if has_boarded else "nobody boards")
         case _:
             return ""
 
@@ -98,12 +106,16 @@ def _ended(act: FinishEvent, sees: Sees) -> str:
         return f"{who} was aborted"
     if act.reason is FinishReason.ERROR:
         return f"{who} failed" + (f" ({act.detail})" if sees(act.request_id) else "")
-    return f"{who} finished" + (f" ({act.reason}, {act.num_output_tokens:,} tokens)" if sees(act.request_id) else "")
+    return f"{who} finished" + (f" ({act.reason}, {_tokens(act.num_output_tokens)})" if sees(act.request_id) else "")
 
 
-def _waits(act: WaitEvent, num_slots: int, sees: Sees) -> str:
+def _tokens(num: int) -> str:
+    return f"{num:,} token{'s' * (num != 1)}"
+
+
+def _waits(act: WaitEvent, num_slots: int, sees: Sees, nobody: str) -> str:
     waiter = Waiter(act.request_id, act.now_ns, act.reason, act.need, act.have, act.behind)
     if act.request_id != NOBODY and not sees(act.request_id):
         return f"{STRANGER} waits"
-    who = "those who wait do so" if act.request_id == NOBODY else f"{name(act.request_id, sees)} waits"
+    who = nobody if act.request_id == NOBODY else f"{name(act.request_id, sees)} waits"
     return f"{who}: {why_it_waits(waiter, num_slots, lambda other: name(other, sees))}"

@@ -132,7 +132,7 @@ _WORDS = {
     WaitReason.TOKEN_BUDGET: "the step has no tokens left for it",
     WaitReason.BATCH_BARRIER: "the batch on board must end first",
     WaitReason.BATCH_FILL: "the batch may still fill",
-    WaitReason.AFTER_PREEMPT: "nobody boards in a step that has preempted",
+    WaitReason.AFTER_PREEMPT: "this step had to take somebody's place away",
     WaitReason.TENANT_LIMIT: "its tenant is at its limit",
     WaitReason.OVER_SHARE: "its tenant has had more than its share, so others go first",
     WaitReason.LATE: "it is too late for its target, so those who can keep theirs go first",

@@ -197,9 +197,10 @@ class LiveStream:
             message = reader.message(now_ns)
             message["uptime_s"] = streams.uptime_s
             message["cost"] = {"cpu_share": streams.cpu_share()}
+            message["more"] = is_behind or reader.is_behind
             if end is not None:
                 message["end"] = end
-            return b"data: %b\n\n" % encode(message), is_behind or reader.is_behind
+            return b"data: %b\n\n" % encode(message), message["more"]
 
 
 def sees_everything(request_id: int) -> str:
