@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import groupby
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -13,7 +14,8 @@ from rich.text import Text
 NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
 COLUMN_NS = 250 * NS_PER_MS
 NUM_COLUMNS = 240  # a minute
-NUM_FIXED_COLUMNS = 42  # of a slot's line: number, request, tokens
+WHO_COLUMNS, TOKENS_COLUMNS = 15, 21
+NUM_FIXED_COLUMNS = WHO_COLUMNS + TOKENS_COLUMNS + 8  # of a slot's line, with the slot's number
 LEAST_CHART = 10
 PREFILL, DECODE, PADDED, HELD, SKIPPED, IDLE = "prefill", "decode", "padded", "held", "skipped", "idle"
 MARKS = {  # (character, colour); the character alone tells them apart
@@ -144,8 +146,10 @@ class LiveScreen:
 
     def _slots(self, slots: list[int], width: int) -> Table:
         table = Table.grid(padding=(0, 1))
-        for justify in ("right", "left", "right", "left"):
-            table.add_column(justify=justify, no_wrap=True)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(width=WHO_COLUMNS, no_wrap=True)
+        table.add_column(justify="right", width=TOKENS_COLUMNS, no_wrap=True)
+        table.add_column(no_wrap=True)
         num_columns = max(LEAST_CHART, min(NUM_COLUMNS, width - NUM_FIXED_COLUMNS))
         for slot in slots:
             who, tokens = self._rider(slot)
@@ -171,9 +175,9 @@ class LiveScreen:
             if 0 <= index < num_columns:
                 kinds[index] = kind
         text = Text(no_wrap=True)
-        for kind in kinds:
+        for kind, run in groupby(kinds):
             mark, colour = MARKS[kind]
-            text.append(mark, style=colour)
+            text.append(mark * sum(1 for _ in run), style=colour)
         return text
 
     def _legend(self, num_columns: int) -> Text:

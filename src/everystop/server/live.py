@@ -153,6 +153,8 @@ class LiveStream:
                 await self._stream(live, reader, send)
         except TimeoutError:
             logger.info("a reader of the live stream took nothing for %g s and was left", SEND_TIMEOUT_S)
+            scope["abort"]()
+            await self._is_gone.wait()
         finally:
             watcher.cancel()
 
