@@ -171,9 +171,9 @@ class BlockEvent(NamedTuple):
     """Who holds the blocks of the KV cache at this moment, after the planning of step `step_id`; made only when
     somebody asks, since it takes time in proportion to the blocks.
 
-    `ref_counts` has an entry a block; `cached` are those that nobody holds and a prefix can still match, the next to be
-    evicted first; `tables` are (request id, block table) of those on board, in the order of boarding. Blocks that a
-    step on its way keeps for a request that has left are in no table.
+    `ref_counts` has an entry a block; `cached` are those that nobody holds and a prefix can still match, in no order;
+    `tables` are (request id, block table) of those on board, in the order of boarding. Blocks that a step on its way
+    keeps for a request that has left are in no table.
     """
 
     now_ns: int

@@ -32,17 +32,30 @@ def block_runs(event: BlockEvent) -> list[BlockRun]:
         block      0     1     2     3     4     5
         runs     (s 1 7)(f 1)(p 1 7)(p 1 9)(e 1)(f 1)
     """
-    kinds = [FREE] * len(event.ref_counts)
-    owners = [NOBODY] * len(kinds)
+    codes = [_FREE] * len(event.ref_counts)
     for block in event.cached:
-        kinds[block] = EVICTABLE
+        codes[block] = _EVICTABLE
+    num_held = len(codes) - event.ref_counts.count(0)
     for request_id, table in reversed(event.tables):
         for block in table:
-            owners[block] = request_id
-    for block, num_references in enumerate(event.ref_counts):
-        if num_references:
-            kinds[block] = PRIVATE if num_references == 1 else SHARED
-    return [
-        BlockRun(kind, sum(1 for _ in blocks), owner)
-        for (kind, owner), blocks in groupby(zip(kinds, owners, strict=True))
-    ]
+            codes[block] = _code(request_id, event.ref_counts[block])
+    if sum(code >= _PRIVATE for code in codes) < num_held:  # some are in no table
+        for block, num_references in enumerate(event.ref_counts):
+            if num_references and codes[block] < _PRIVATE:
+                codes[block] = _code(NOBODY, num_references)
+    return [_run(code, len(list(blocks))) for code, blocks in groupby(codes)]
+
+
+# A block as one number: free, evictable, or its owner and whether it is shared. Numbers are compared quickly.
+_FREE, _EVICTABLE, _PRIVATE = range(3)
+
+
+def _code(owner: int, num_references: int) -> int:
+    return _PRIVATE + 2 * (owner - NOBODY) + (num_references > 1)
+
+
+def _run(code: int, num: int) -> BlockRun:
+    if code < _PRIVATE:
+        return BlockRun(EVICTABLE if code == _EVICTABLE else FREE, num, NOBODY)
+    owner, is_shared = divmod(code - _PRIVATE, 2)
+    return BlockRun(SHARED if is_shared else PRIVATE, num, owner + NOBODY)

@@ -12,7 +12,8 @@ from typing import Any
 
 from everystop.observe.block_map import NOBODY
 from everystop.observe.decision_log import sentence
-from everystop.observe.live_state import LiveRequest, LiveState
+from everystop.observe.live_request import LiveRequest
+from everystop.observe.live_state import LiveState
 from everystop.observe.waiting_room import Waiter, why_it_waits
 
 WAITING_SHOWN = 100
