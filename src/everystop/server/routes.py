@@ -24,11 +24,13 @@ from everystop.server import protocol
 from everystop.server.auth import KeyGuard
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
 from everystop.server.http import Bodies, read_body
+from everystop.server.live import LiveStreams, sees_everything
 from everystop.server.prompts import Parse, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
 from everystop.server.state import ServerState
 from everystop.server.streams import StreamReply, WholeReply
+from everystop.server.ui import Ui
 from everystop.tenants import Tenants
 
 INLINE_BYTES = 8192
@@ -37,7 +39,7 @@ INLINE_BYTES = 8192
 def make_app(state: ServerState, api_keys: Sequence[str] = (), tenants: Tenants | None = None) -> ASGIApp:
     """The ASGI application over `state`; the tenants' keys let in beside `api_keys`."""
     tenants = tenants or Tenants()
-    endpoints = Endpoints(state, tenants)
+    endpoints, ui = Endpoints(state, tenants), Ui()
     keys = dict.fromkeys(api_keys, "") | {key: name for name, one in tenants.by_name.items() for key in one.keys}
     app = Starlette(
         routes=[
@@ -48,8 +50,10 @@ def make_app(state: ServerState, api_keys: Sequence[str] = (), tenants: Tenants 
             Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+            Route("/ui/stream", endpoints.live, methods=["GET"]),
+            *ui.routes(),
         ],
-        middleware=[Middleware(KeyGuard, keys=keys)],
+        middleware=[Middleware(KeyGuard, keys=keys, is_open=ui.is_open)],
         exception_handlers={
             EverystopError: handle_error,
             ClientGone: handle_error,
@@ -68,6 +72,7 @@ class Endpoints:
         self._state = state
         self._tenants = tenants
         self._bodies = Bodies()
+        self._streams = LiveStreams(state)
         self._workers = ThreadPoolExecutor(2, "everystop-prepare")
 
     async def health(self, _request: Request) -> Response:
@@ -111,6 +116,10 @@ class Endpoints:
     async def chat(self, request: Request) -> ASGIApp:
         """`POST /v1/chat/completions`."""
         return Visit(self._state, partial(self._complete, request, protocol.parse_chat))
+
+    async def live(self, _request: Request) -> ASGIApp:
+        """What happens in the engine, as it happens."""
+        return self._streams.open(name_of=sees_everything, sees_all=True)
 
     async def _complete(self, request: Request, parse: Parse) -> ASGIApp:
         with self._bodies.room() as take_room:
