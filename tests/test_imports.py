@@ -38,7 +38,12 @@ ALLOWED = {
     "everystop.machine": set(),
     "everystop.tenants": {ERRORS, DURATIONS},
     "everystop.core": set(),
-    "everystop.observe": {"everystop.core.events", "everystop.core.request:FinishReason", ERRORS},
+    "everystop.observe": {
+        "everystop.core.events",
+        "everystop.core.request:FinishReason",
+        "everystop.observe.history",
+        ERRORS,
+    },
     # Time that a step took is divided by what is known of step times.
     "everystop.observe.history": {
         "everystop.core.events",

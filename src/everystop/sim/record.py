@@ -135,8 +135,12 @@ class Record:
             priority=priority,
             ttft_target_ns=ttft_target_ns,
             itl_target_ns=itl_target_ns,
-            block_keys=list(self.keys.get(request_id, ())),
+            block_keys=list(self.keys[request_id] if request_id in self.keys else self._stand_in(request_id)),
         )
+
+    def _stand_in(self, request_id: int) -> list[bytes]:
+        """Keys of a request that never ended, or not before the record was cut off: they match nobody's."""
+        return [b"lost with request %d" % request_id] if self.is_truncated else []
 
 
 def _step_times(data: dict[str, float]) -> StepTimeModel:

@@ -22,13 +22,15 @@ class Redrive:
     """Repeats the recorded calls one by one; `first_difference` is the first step whose plan differs.
 
     `hear` gets the events of the run, as many at a time as come between two steps. `steps` is what each step computed,
-    and how long it took.
+    and how long it took. A record that was cut off lacks the block keys of requests that had not ended then: where that
+    makes a plan differ, the run is over.
     """
 
     def __init__(self, record: Record, hear: Callable[[list[Event]], None]) -> None:
         self.steps: list[TimedStep] = []
         self.num_plans = self.num_requests = 0
         self.first_difference: int | None = None
+        self._is_over = False
         self._record = record
         self._hear = hear
         self._scheduler = record.make_scheduler()
@@ -48,7 +50,7 @@ class Redrive:
                     f"call {number} of {self._record.path} ({call!s:.60}) cannot be repeated "
                     f"({type(error).__name__}: {error}); record the run anew"
                 ) from error
-            if self.first_difference is not None:
+            if self.first_difference is not None or self._is_over:
                 return
             if events:
                 self._hear(events)
@@ -81,7 +83,10 @@ class Redrive:
         plan = self._scheduler.schedule(now_ns)
         self.num_plans += 1
         if plan.fingerprint() != fingerprint:
-            self.first_difference = plan.step_id
+            self._is_over = (
+                self._record.is_truncated and not self._scheduler.requests.keys() <= self._record.keys.keys()
+            )
+            self.first_difference = None if self._is_over else plan.step_id
         elif not plan.is_noop:
             self._on_its_way.append((plan, now_ns))
 
