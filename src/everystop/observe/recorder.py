@@ -74,6 +74,11 @@ class Recorder:
         self._thread = threading.Thread(target=self._write_batches, name="everystop-recorder", daemon=True)
         self._thread.start()
 
+    @property
+    def thread_id(self) -> int | None:
+        """The writing thread's, as `threading.Thread.ident`."""
+        return self._thread.ident
+
     # Called by the scheduler.
 
     def started(self, settings: dict[str, dict[str, Any]]) -> None:
@@ -201,17 +206,17 @@ class _Formatter:
         ]
 
     def _update(self, now_ns: int, plan: StepPlan, result: StepResult) -> list[Any]:
-        rows = [
-            tokens if isinstance(tokens, str) else self._count(request_id, tokens)
-            for request_id, tokens in zip(plan.rows.request_ids, result.rows, strict=True)
-        ]
+        rows: list[int | list[int] | str] = []
+        for request_id, tokens in zip(plan.rows.request_ids, result.rows, strict=True):
+            if isinstance(tokens, str):
+                rows.append(tokens)
+                continue
+            request = self._requests.get(request_id)  # None: it has ended, and its tokens come too late
+            if request is None or request.stop_ids.isdisjoint(tokens):
+                rows.append(len(tokens))
+            else:
+                rows.append([len(tokens), *(i for i, token in enumerate(tokens) if token in request.stop_ids)])
         return ["update", now_ns, result.execute_ns, rows, list(result.stopped)]
-
-    def _count(self, request_id: int, tokens: tuple[int, ...]) -> int | list[int]:
-        """How many tokens a row brought, and which of them are stop tokens (of a request that has not ended)."""
-        request = self._requests.get(request_id)
-        stops = [i for i, token in enumerate(tokens) if request is not None and token in request.stop_ids]
-        return [len(tokens), *stops] if stops else len(tokens)
 
     def _prompt_of(self, request: Request) -> list[Any]:
         """The line of a prompt, where it is wanted; the choices of a group share one."""
