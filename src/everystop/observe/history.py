@@ -32,7 +32,7 @@ T = TypeVar("T")
 Act = ArrivalEvent | RefuseEvent | AdmitEvent | PreemptEvent | WaitEvent | FinishEvent
 
 STEP_BYTES = 900  # a step without its rows, as measured by `sys.getsizeof` over its parts
-ROW_BYTES = 13
+ROW_BYTES = 25
 ACT_BYTES = 200
 RECENT_STEPS = 30_000  # ten minutes of steps of 20 ms
 DEFAULT_FINISHED = 10_000
