@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.workloads import read_workload
 from tests.core.fuzz import ABORT_RATES, STEPS_PER_EPISODE, Episode
 from tests.core.harness import Harness, make_request
 
+from everystop import cli
 from everystop.config import Config
 from everystop.core.errors import ConfigError, RecordError, RequestError
 from everystop.core.events import AdmitEvent, Event, FinishEvent, PreemptEvent, RefuseEvent
@@ -171,6 +173,31 @@ def test_what_still_runs_when_the_record_ends_is_written_too(tmp_path: Path) -> 
     assert {i: record.outputs[i] for i in unfinished} == {i: tuple(harness.received[i]) for i in unfinished}
     trails = history_of_record(tmp_path / "run.gz").trails
     assert {i for i, trail in trails.items() if not trail.is_over} == unfinished
+
+
+def test_requests_of_a_record_can_be_sent_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    harness, recorder = record_small_run(tmp_path / "run.gz", with_tokens=True)
+    harness.run()
+    recorder.close()
+    assert cli.main(["replay", str(tmp_path / "run.gz"), "--write-workload", str(tmp_path / "again.jsonl")]) == 0
+    assert "10 requests" in capsys.readouterr().err
+    workload = read_workload((tmp_path / "again.jsonl").read_text().splitlines())
+    assert [job.prompt for job in workload.jobs] == [(SENTINEL, i // 2, 3, 4) for i in range(2, 12)]
+    assert [job.max_tokens for job in workload.jobs] == [len(harness.received[i]) for i in range(2, 12)]
+    assert [round(job.at_s * 1e9) for job in workload.jobs] == [harness.requests[i].arrival_ns for i in range(2, 12)]
+
+
+def test_requests_of_a_record_without_prompts_cannot_be_sent_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness, recorder = record_small_run(tmp_path / "run.gz")
+    harness.run()
+    recorder.close()
+    words = ["replay", str(tmp_path / "run.gz"), "--write-workload", str(tmp_path / "again.jsonl")]
+    assert cli.main(words) == 1
+    assert "record them with --record-prompts" in capsys.readouterr().err
+    assert cli.main([*words, "--policy", "static"]) == 2
+    assert not (tmp_path / "again.jsonl").exists()
 
 
 def test_record_of_prompts_needs_a_record() -> None:
