@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -27,7 +28,7 @@ from everystop.core.recording import RecordingScheduler
 from everystop.core.request import FinishReason
 from everystop.core.step_time import StepTimeModel
 from everystop.observe.history import Client, History, Trail
-from everystop.observe.recorder import Recorder
+from everystop.observe.recorder import CALLS_PER_BATCH, Recorder
 from everystop.sim.record import Record
 from everystop.sim.replay import history_of_record, replay
 
@@ -143,6 +144,37 @@ def test_times_of_clients_come_back_with_their_requests(tmp_path: Path) -> None:
     assert history.trails[0].client is None
     assert history.trails[0].refusal is not None
     assert replay(tmp_path / "run.gz").first_difference is None
+
+
+def test_clients_may_be_told_by_another_thread(tmp_path: Path) -> None:
+    """As a server does it: its event loop tells of answers while the engine's thread schedules."""
+    recorder = Recorder(tmp_path / "run.gz", "continuous", PolicySettings())
+    num = 4 * CALLS_PER_BATCH
+
+    def tell() -> None:
+        for i in range(num):
+            recorder.client(Client(f"cmpl-{i}", "", i, 1, i, i + 1))
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    recorder.started({})
+    for i in range(num):
+        recorder.aborted(i, i)
+    thread.join()
+    recorder.close()
+    lines = lines_of(tmp_path / "run.gz")[1:]
+    assert [line[3] for line in lines if line[0] == "client"] == [f"cmpl-{i}" for i in range(num)]
+    assert [line[2] for line in lines if line[0] == "abort"] == list(range(num))
+
+
+def test_clients_are_not_kept_once_the_disk_is_full(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(Path("/dev/full"), "continuous", PolicySettings())
+    for i in range(50 * CALLS_PER_BATCH):
+        recorder.aborted(i, i)
+        recorder.client(Client(f"cmpl-{i}", "", i, 1, i, i + 1))
+    recorder.close()
+    assert "ends here" in caplog.text
+    assert not recorder._clients
 
 
 def test_only_who_asks_for_tokens_gets_them(tmp_path: Path) -> None:

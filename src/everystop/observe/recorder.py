@@ -138,7 +138,7 @@ class Recorder:
         except OSError as error:
             log.warning("the record %s ends here: %s", self._path, error)
             while self._batches.get() is not None:
-                pass  # the run goes on, unrecorded
+                self._clients.clear()  # the run goes on, unrecorded
 
     def _write_clients(self) -> None:
         while self._clients:

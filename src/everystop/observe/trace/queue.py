@@ -19,6 +19,7 @@ from everystop.observe.trace.slots import leaving
 from everystop.observe.trace.tracks import Arguments, Canvas, Lanes, Pen, label
 
 EVERYBODY = -1
+MAX_TOLD = 64  # who wait: a reason for everybody stands in each of their slices; of more it would fill the trace
 
 
 class Reason(NamedTuple):
@@ -46,7 +47,7 @@ class Queue:
     """Follows the acts of a run; knows at each time who waits and why.
 
     The head of the queue has a reason of its own, and so have those whom the policy passes over for its sake; all
-    others are `behind`, or share a reason that holds for everybody.
+    others are `behind`, or, unless they are many, share a reason that holds for everybody.
     """
 
     def __init__(self, history: History) -> None:
@@ -116,12 +117,14 @@ class Queue:
 
     def _share(self, reason: Reason) -> None:
         """A reason for all who have none of their own; those who had one lose it, but for choices that wait to fork."""
-        is_behind = reason.name == WaitReason.BEHIND.value
+        is_told = len(self._waiting) <= MAX_TOLD
+        name = reason.name if is_told else WaitReason.BEHIND.value
+        is_behind = name == WaitReason.BEHIND.value
         for request_id in sorted(self._own) if is_behind and self._are_behind else [*self._waiting]:
             if self._waiting[request_id].reasons[-1].name != WaitReason.FORK.value:
-                self._say(request_id, Reason(reason.now_ns, reason.name))
+                self._say(request_id, Reason(reason.now_ns, name))
         self._own.clear()
-        self._shared, self._are_behind = (None, True) if is_behind else (reason, False)
+        self._shared, self._are_behind = (None if is_behind else reason), is_behind
 
     def _say(self, request_id: int, reason: Reason) -> None:
         wait = self._waiting.get(request_id)
