@@ -225,7 +225,13 @@ class Config:
         10.0, "--stats-interval", "seconds between status lines while busy; 0 for none", group=NETWORK, least=0
     )
     record: str | None = _setting(
-        None, "--record", "write every scheduler call to this file, for replay", group=SCHEDULER
+        None,
+        "--record",
+        "write every scheduler call to this file, for replay; without text or token ids",
+        group=SCHEDULER,
+    )
+    record_prompts: bool = _setting(
+        False, "--record-prompts", "write the token ids of prompts and answers to the record, too", group=SCHEDULER
     )
 
     def __post_init__(self) -> None:
@@ -244,6 +250,8 @@ class Config:
             raise ConfigError("--api-key is empty or has blanks at its ends; give the key itself")
         if not self.ageing > 0:
             raise ConfigError(f"--ageing is {self.ageing:g}; it must be above 0 seconds")
+        if self.record_prompts and self.record is None:
+            raise ConfigError("--record-prompts needs --record FILE; without a record there is nothing to add them to")
         for option in ("fair_quantum", "ttft_target_ms", "itl_target_ms"):
             if getattr(self, option) is not None:
                 check_honoured(option, self.policy)

@@ -13,7 +13,7 @@ from everystop.core.durations import NS_PER_S
 from everystop.core.errors import Draining, EngineDead
 from everystop.core.events import Event
 from everystop.engine.messages import StepOutput
-from everystop.observe.history import History
+from everystop.observe.history import Client, History
 from everystop.observe.metrics import Metrics
 from everystop.server.board import Board, EngineLike, Texts
 from everystop.server.errors import Loading
@@ -57,7 +57,8 @@ class ServedModel:
 
     `encode` turns a text prompt into token ids, `encode_chat` validated messages; both may be called from any thread
     and raise RequestError. `num_blocks` is the size of the KV cache; `max_sequences` bounds what the engine may hold,
-    running or queued. `tenant_names` are those that metrics tell apart.
+    running or queued. `tenant_names` are those that metrics tell apart. `on_answered` is told of each HTTP request once
+    its answer is done.
     """
 
     engine: ServedEngine
@@ -69,6 +70,7 @@ class ServedModel:
     num_blocks: int
     max_sequences: int = 4096
     tenant_names: tuple[str, ...] = ()
+    on_answered: Callable[[Client], None] | None = None
 
 
 class Phase(StrEnum):
