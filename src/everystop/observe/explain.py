@@ -5,7 +5,7 @@ An explanation is computed when somebody asks, from the history alone; nothing i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from everystop.observe.waterfall import Segment, segments_of
 from everystop.observe.wording import NameOf, number_name
 
 MAX_STEPS = 2000
-MAX_MATES = 60_000  # over all steps: what is shown of 32 rows in 1,900 steps
+MAX_MATES = 20_000  # over all steps, such as 625 steps of 32 rows: most of what an explanation costs
 
 
 class Mate(NamedTuple):
@@ -89,7 +89,10 @@ class Explanation:
         return data | {
             "causes": [self._cause_data(cause, ns) for cause, ns in self.ns_by_cause.items()],
             "segments": [segment._asdict() for segment in self.segments],
-            "steps": [step._asdict() | {"mates": [mate._asdict() for mate in step.mates]} for step in self.steps],
+            "steps": [
+                step._asdict() | {"mates": [{"id": name, "num_tokens": num} for name, num in step.mates]}
+                for step in self.steps
+            ],
             "steps_thinned": self.steps_thinned,
             "tokens": [token._asdict() for token in self.tokens],
             "choices": [choice.as_data() for choice in self.choices],
@@ -172,16 +175,18 @@ def _steps(life: Life, name_of: NameOf) -> tuple[list[StepView], int]:
     most = min(MAX_STEPS, len(served) if num_rows <= MAX_MATES else max(1, MAX_MATES * len(served) // num_rows))
     if len(served) > most:
         served = [served[i * len(served) // most] for i in range(most)]
-    return [_view(one, life, name_of) for one in served], len(life.served)
+    names: dict[int, str | None] = {}
+    for one in served:
+        for request_id in one.record.request_ids:
+            if request_id not in names:
+                names[request_id] = name_of(request_id)
+    return [_view(one, life, names) for one in served], len(life.served)
 
 
-def _view(one: Served, life: Life, name_of: NameOf) -> StepView:
+def _view(one: Served, life: Life, names: Mapping[int, str | None]) -> StepView:
     record = one.record
-    mates = tuple(
-        Mate(name_of(request_id), n)
-        for i, (request_id, n) in enumerate(zip(record.request_ids, record.nums, strict=True))
-        if i != one.row
-    )
+    mates = [Mate(names[request_id], n) for request_id, n in zip(record.request_ids, record.nums, strict=True)]
+    del mates[one.row]
     return StepView(
         record.step_id,
         one.begin_ns - life.origin_ns,
@@ -192,5 +197,5 @@ def _view(one: Served, life: Life, name_of: NameOf) -> StepView:
         record.num_rows,
         sum(record.nums),
         one.num_tokens,
-        mates,
+        tuple(mates),
     )
