@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,11 +14,13 @@ from everystop.core.durations import NS_PER_S
 from everystop.core.errors import Draining, EngineDead
 from everystop.core.events import Event
 from everystop.engine.messages import StepOutput
-from everystop.observe.history import History
+from everystop.observe.history import Client, History
 from everystop.observe.metrics import Metrics
 from everystop.server.board import Board, EngineLike, Texts
 from everystop.server.errors import Loading
 from everystop.server.protocol import Accepted
+
+logger = logging.getLogger(__name__)
 
 STUCK_HEALTH_S = 4.0
 
@@ -67,9 +70,12 @@ class Phase(StrEnum):
 
 
 class ServerState:
-    """The one mutable state of the HTTP side; asyncio thread only."""
+    """The one mutable state of the HTTP side; asyncio thread only. `on_done` hears of each request that is answered.
 
-    def __init__(self) -> None:
+    With a `history` requests are remembered in it, and without one not at all.
+    """
+
+    def __init__(self, history: History | None = None) -> None:
         self.phase = Phase.LOADING
         self.error: BaseException | None = None
         self.num_open = 0
@@ -77,7 +83,9 @@ class ServerState:
         self._model: ServedModel | None = None
         self._board: Board | None = None
         self._metrics: Metrics | None = None
-        self.history = History()
+        self._is_remembered = history is not None
+        self.history = history or History(num_finished=0)
+        self.on_done: list[Callable[[Client], None]] = []
 
     def open(self, model: ServedModel) -> None:
         """The model is there."""
@@ -111,6 +119,19 @@ class ServerState:
         if self._metrics is not None:
             self._metrics.receive(events)
         self.history.receive(events)
+
+    def came(self, client: Client) -> None:
+        """An HTTP request has just been submitted, in this turn of the event loop."""
+        if self._is_remembered:
+            self.history.add_client(client)
+
+    def done(self, client: Client) -> None:
+        """It has been answered, or its client has left."""
+        for tell in self.on_done:
+            try:
+                tell(client)
+            except Exception:
+                logger.exception("the end of a request could not be noted; serving goes on")
 
     def check_open(self) -> None:
         """Raise what keeps new requests out: Draining, EngineDead, Loading."""
