@@ -14,13 +14,17 @@ from everystop.server.visibility import Viewer
 logger = logging.getLogger(__name__)
 
 MAX_LINES = 5
+COST_SHARE = 0.01  # of the time of one thread
+MAX_SAVED_NS = NS_PER_S // 10
 
 
 class SlowLog:
     """Requests that took longer than `threshold_ms` from the last byte received to the last byte sent.
 
-    `note` hears of every request that is over and costs a comparison; `tick`, called a few times a second, says why,
-    for at most 5 requests a call, the slowest; the others are counted. There is no text of a prompt or an answer in it.
+    `note` hears of every request that is over and costs a comparison. `tick`, called a few times a second, says why,
+    for at most 5 requests a call, the slowest, and only as long as that has not cost more than 1 % of the time since
+    the start, of which at most 100 ms are saved up; the others are counted. There is no text of a prompt or an answer
+    in it.
     """
 
     def __init__(self, history: History, threshold_ms: float, say: Callable[[str], None]) -> None:
@@ -29,6 +33,8 @@ class SlowLog:
         self._say = say
         self._slow: list[tuple[int, Client]] = []
         self._num_more = 0
+        self._saved_ns = MAX_SAVED_NS
+        self._ticked_ns = time.monotonic_ns()
 
     def note(self, client: Client) -> None:
         """A request is over."""
@@ -43,13 +49,24 @@ class SlowLog:
 
     def tick(self) -> None:
         """Say what has been noted since the last time; the history must have caught up."""
-        slow, self._slow = self._slow, []
+        now_ns = time.monotonic_ns()
+        self._saved_ns = min(MAX_SAVED_NS, self._saved_ns + round((now_ns - self._ticked_ns) * COST_SHARE))
+        self._ticked_ns = now_ns
+        slow, self._slow = sorted(self._slow, key=lambda slow: -slow[0]), []
         num_more, self._num_more = self._num_more, 0
         for took_ns, client in slow:
-            name = client.name if not client.given_name else f"{client.name} ({client.given_name})"
-            self._say(f"slow request {name}, {took_ns / NS_PER_S:.2f} s: {self._sentence(client)}")
+            if self._saved_ns > 0:
+                self._explain(took_ns, client)
+            else:
+                num_more += 1
         if num_more:
             self._say(f"slow requests beside these: {num_more}, each above {self._threshold_ns / NS_PER_MS:g} ms")
+
+    def _explain(self, took_ns: int, client: Client) -> None:
+        began_ns = time.thread_time_ns()
+        name = client.name if not client.given_name else f"{client.name} ({client.given_name})"
+        self._say(f"slow request {name}, {took_ns / NS_PER_S:.2f} s: {self._sentence(client)}")
+        self._saved_ns -= time.thread_time_ns() - began_ns
 
     def _sentence(self, client: Client) -> str:
         if any(request_id not in self._history.trails for request_id in client.request_ids):

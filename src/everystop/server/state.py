@@ -47,7 +47,8 @@ class ServedModel:
 
     `encode` turns a text prompt into token ids, `encode_chat` validated messages; both may be called from any thread
     and raise RequestError. `num_blocks` is the size of the KV cache; `max_sequences` bounds what the engine may hold,
-    running or queued. `tenant_names` are those that metrics tell apart.
+    running or queued. `tenant_names` are those that metrics tell apart. `on_answered` is told of each HTTP request once
+    its answer is done.
     """
 
     engine: ServedEngine
@@ -58,6 +59,7 @@ class ServedModel:
     num_blocks: int
     max_sequences: int = 4096
     tenant_names: tuple[str, ...] = ()
+    on_answered: Callable[[Client], None] | None = None
 
 
 class Phase(StrEnum):
@@ -90,6 +92,8 @@ class ServerState:
     def open(self, model: ServedModel) -> None:
         """The model is there."""
         self._model = model
+        if model.on_answered is not None:
+            self.on_done.append(model.on_answered)
         self._board = Board(model.engine, model.texts, model.max_sequences)
         self._metrics = Metrics(model.num_blocks, model.tenant_names)
         if self.phase is Phase.LOADING:
