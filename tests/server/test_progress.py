@@ -78,14 +78,16 @@ def test_request_that_brings_tokens_has_nothing_to_say() -> None:
     with parrot() as server:
         server.runner.step_s = 0.08
         with posted(server, **ASKED) as answer:
-            assert b"\n\n:" not in answer.read().removeprefix(b": running\n\n")
+            _, _, answered = answer.read().partition(b"data: ")
+            assert answered
+            assert b"\n\n:" not in answered
 
 
 def test_request_that_computes_a_long_prompt_is_kept_alive() -> None:
     with parrot() as server:
         server.runner.step_s = 0.1
         with posted(server, prompt="x" * 300, max_tokens=1, **ASKED) as answer:
-            assert answer.read().startswith(b": running\n\n")
+            assert b": running\n\n" in answer.read()
 
 
 def test_refusal_before_the_first_comment_is_a_plain_400() -> None:

@@ -208,6 +208,9 @@ def test_request_before_which_the_engine_died_is_not_live_for_ever() -> None:
         status, name, _ = send(server, {"prompt": "abcd"})
         assert status == 503
         client_of(server, name)
+        told = ask(server, name)[1]
+        check_sum(told)
+        assert (told["state"], told["is_live"]) == ("failed", False)
         assert ask(server, name, "")[1]["state"] == "failed"
 
 

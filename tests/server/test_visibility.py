@@ -129,13 +129,13 @@ def mates(told: dict[str, Any]) -> set[str | None]:
 def test_who_is_in_the_way_of_a_waiting_request_is_not_named_to_others() -> None:
     with parrot(api_keys=("a", "b"), max_num_seqs=1) as server, ExitStack() as stack:
         server.runner.step_s = 0.005
-        for given in ("b0", "b1", "a2"):
+        for given in ("b-is-first", "b-is-second", "a-is-third"):
             stack.enter_context(server.held(bearer(given[0]) | {"x-request-id": given}))
         theirs = [one for one in server.service.state.history.clients.values() if one.given_name[0] == "b"]
         secrets = [text for client in theirs for text in (client.name, client.given_name)]
         for what in ("", "/explain"):
-            wait_until(lambda what=what: ask(server, "a2", "a", what)[1]["state"] == "waiting")
-            answer = json.dumps(ask(server, "a2", "a", what)[1])
+            wait_until(lambda what=what: ask(server, "a-is-third", "a", what)[1]["state"] == "waiting")
+            answer = json.dumps(ask(server, "a-is-third", "a", what)[1])
             assert not [secret for secret in secrets if secret in answer]
 
 

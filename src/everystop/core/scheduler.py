@@ -576,6 +576,7 @@ class Scheduler:
             landed.target_ns,
             landed.predicted_ns,
             landed.num_recomputed_tokens,
+            result.sample_ns,
         )
 
     def _accept(

@@ -26,6 +26,7 @@ from everystop.core.events import (
 )
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepFeatures, StepTimeModel
 from everystop.core.step_time_fit import StepTimeFit
+from everystop.observe.queue import Queue
 
 T = TypeVar("T")
 
@@ -75,6 +76,7 @@ class StepRecord(NamedTuple):
     target_ns: int
     predicted_ns: int
     step_times: StepTimeModel
+    sample_ns: int = 0
 
     @classmethod
     def of(cls, event: StepEvent, step_times: StepTimeModel) -> StepRecord:
@@ -101,6 +103,7 @@ class StepRecord(NamedTuple):
             event.target_ns,
             event.predicted_ns,
             step_times,
+            event.sample_ns,
         )
 
     @property
@@ -147,7 +150,10 @@ class Client:
 
 @dataclass(slots=True)
 class Trail:
-    """What the events say of one request, in their order; `refusal` is set instead of all else for one never taken."""
+    """What the events say of one request, in their order; `refusal` is set instead of all else for one never taken.
+
+    `ahead` is why whoever was next waited when this one arrived.
+    """
 
     request_id: int
     arrival: ArrivalEvent | None = None
@@ -156,6 +162,7 @@ class Trail:
     finish: FinishEvent | None = None
     refusal: RefuseEvent | None = None
     client: Client | None = None
+    ahead: WaitEvent | None = None
 
     @property
     def is_over(self) -> bool:
@@ -225,7 +232,7 @@ class Log(Generic[T]):
 
 
 class History:
-    """Steps, acts (all other events) and requests of one engine.
+    """Steps, acts (all other events) and requests of one engine, and the queue as it is now.
 
     Remembered are the requests that are not over, the last `num_finished` that are, and the steps and acts since the
     first of them arrived, at least the last 30,000 steps; all this up to about `max_bytes`, beyond which the oldest
@@ -244,6 +251,7 @@ class History:
         self.acts: Log[Act] = Log()
         self.trails: dict[int, Trail] = {}
         self.clients: dict[str, Client] = {}
+        self.queue = Queue()
         self.last_ns = 0
         self.num_refused = 0
         self.num_finished = num_finished
@@ -314,6 +322,16 @@ class History:
         """The remembered acts of that time or later."""
         return self.acts.since(self.acts.position_of(now_ns, _now_ns))
 
+    def steps_between_ns(self, after_ns: int, until_ns: int) -> list[StepRecord]:
+        """The remembered steps that came back after the one time and not after the other."""
+        steps = self.steps
+        return steps.between(steps.position_of(after_ns + 1, _now_ns), steps.position_of(until_ns + 1, _now_ns))
+
+    def acts_between_ns(self, first_ns: int, last_ns: int) -> list[Act]:
+        """The remembered acts from the one time to the other, both included."""
+        acts = self.acts
+        return acts.between(acts.position_of(first_ns, _now_ns), acts.position_of(last_ns + 1, _now_ns))
+
     def _trail(self, request_id: int) -> Trail:
         trail = self.trails.get(request_id)
         if trail is None:
@@ -327,12 +345,14 @@ class History:
             return
         self.acts.append(event)
         self._num_bytes += ACT_BYTES
+        ahead = self.queue.head
+        self.queue.observe(event)
         if isinstance(event, WaitEvent):
             return
         trail = self._trail(event.request_id)
         match event:
             case ArrivalEvent():
-                trail.arrival = event
+                trail.arrival, trail.ahead = event, ahead
             case AdmitEvent():
                 trail.admits.append(event)
             case PreemptEvent():
@@ -353,6 +373,8 @@ class History:
         self._last_landed_ns = event.now_ns
         record = StepRecord.of(event, self._fit.model)
         self.steps.append(record)
+        if self.queue.parked:
+            self.queue.land(record.request_ids, record.starts, record.nums)
         self._num_bytes += STEP_BYTES + ROW_BYTES * record.num_rows
 
     def _forget(self) -> None:

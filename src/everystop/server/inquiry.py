@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from everystop.core.durations import NS_PER_S
-from everystop.observe.explain import explain
-from everystop.observe.history import Client, History, Trail
+from everystop.observe.explain import LIVE, explain, state_of
+from everystop.observe.history import Client, History
 from everystop.observe.waiting import WaitingState, waiting_state
 from everystop.server.errors import RequestUnknown
 from everystop.server.fields import echo
@@ -16,8 +16,7 @@ from everystop.server.visibility import Caller, Viewer
 
 logger = logging.getLogger(__name__)
 
-_ENDS = {"abort": "aborted", "error": "failed"}  # other reasons: "finished"
-_RANKS = ("failed", "refused", "aborted", "finished")  # the first that there is says how a request with several ended
+ENDS = ("failed", "refused", "aborted", "finished")  # the first that there is says how a request of several ended
 
 
 class Inquiry:
@@ -40,7 +39,8 @@ class Inquiry:
     def look(self, name: str) -> dict[str, Any]:
         """Where a request stands; raises RequestUnknown."""
         client, history = self._client(name), self._history
-        states = [state_of(history.trails.get(request_id), client) for request_id in client.request_ids]
+        trails = [trail for i in client.request_ids if (trail := history.trails.get(i)) is not None]
+        states = [state_of(trail) for trail in trails]
         waiting = None if client.delivered_ns is not None else _first_wait(history, self._viewer, client, self._now_ns)
         return {
             "id": client.name,
@@ -50,7 +50,7 @@ class Inquiry:
             "num_sequences": client.num,
             "num_waiting_sequences": states.count("waiting"),
             "elapsed_ns": (client.delivered_ns or self._now_ns) - client.received_ns,
-            "waiting": None if waiting is None else waiting.as_data(),
+            "waiting": None if waiting is None else waiting._asdict(),
         }
 
     def _client(self, name: str) -> Client:
@@ -65,22 +65,8 @@ class Inquiry:
         )
 
 
-def state_of(trail: Trail | None, client: Client) -> str:
-    """One sequence's state in a word; one that the engine has not taken yet waits."""
-    if trail is not None and trail.refusal is not None:
-        return "refused"
-    if trail is not None and trail.finish is not None:
-        return _ENDS.get(trail.finish.reason.value, "finished")
-    if client.delivered_ns is not None:  # the engine has not said so yet, or has died
-        return "aborted" if client.has_left else "failed"
-    return "running" if trail is not None and trail.arrival is not None and not trail.is_waiting else "waiting"
-
-
 def _summary(states: list[str]) -> str:
-    for state in ("running", "waiting"):
-        if state in states:
-            return state
-    return next(state for state in _RANKS if state in states)
+    return next(state for state in (*LIVE, *ENDS) if state in states)
 
 
 def _first_wait(history: History, viewer: Viewer, client: Client, now_ns: int) -> WaitingState | None:
