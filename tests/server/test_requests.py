@@ -122,7 +122,24 @@ def test_explanation_accounts_for_all_of_the_time(server: ParrotServer, fields: 
     check_sum(told)
     assert told["e2e_ns"] == (client.delivered_ns or 0) - client.received_ns
     assert told["sentence"]
+    assert told["num_choices"] == client.num
     assert len(told["choices"]) == (client.num if client.num > 1 else 0)
+    for choice in told["choices"]:
+        check_sum(choice)
+
+
+def test_explanation_of_many_choices_is_of_the_last_ones(server: ParrotServer) -> None:
+    """All 60 would take seconds and be too long to read."""
+    prompts = ["a" * (1 + i % 7) for i in range(20)]
+    _, name, _ = send(server, {"prompt": prompts, "n": 3})
+    client = client_of(server, name)
+    told = ask(server, name)[1]
+    trails = server.service.state.history.trails
+    ends = {i: trails[i].finish.now_ns for i in client.request_ids}  # type: ignore[union-attr]
+    assert (told["num_choices"], len(told["choices"])) == (60, 8)
+    last_ns = min(sorted(ends.values())[-8:])
+    assert all(choice["received_ns"] + choice["e2e_ns"] >= last_ns for choice in told["choices"])
+    assert told["e2e_ns"] == max(choice["e2e_ns"] for choice in told["choices"])
 
 
 def test_request_that_runs_or_waits_can_be_asked_about() -> None:

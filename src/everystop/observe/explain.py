@@ -6,7 +6,8 @@ An explanation is computed when somebody asks, from the history alone; nothing i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import nlargest
 from typing import Any, NamedTuple
 
 from everystop.core.request import FinishReason
@@ -22,6 +23,7 @@ from everystop.observe.wording import NameOf, number_name
 LIVE = ("running", "waiting")
 MAX_STEPS = 2000
 MAX_MATES = 60_000  # over all steps: what is shown of 32 rows in 1,900 steps
+MAX_CHOICES = 8
 
 
 class Mate(NamedTuple):
@@ -50,7 +52,8 @@ class StepView(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """One sequence, or an HTTP request by the one of its sequences that ended last; all are in `choices` then.
+    """One sequence, or an HTTP request by the one of its `num_choices` sequences that ended last; the last eight to end
+    are in `choices` then.
 
     Times are integer nanoseconds; `ns_by_cause` sums to `e2e_ns` and `segments` cover it, both exactly. `received_ns`
     is of the engine's clock, all other times count from there. `steps` are thinned evenly where there are many.
@@ -76,6 +79,7 @@ class Explanation:
     num_steps: int
     tokens: list[Token]
     advice: list[Advice]
+    num_choices: int
     choices: list[Explanation]
 
     @property
@@ -116,9 +120,12 @@ def explain(history: History, request_ids: Sequence[int], *, now_ns: int, name_o
     headline = _explain_one(history, last, now_ns, name_of, is_last=True)
     if len(trails) == 1:
         return headline
-    choices = [_explain_one(history, each, now_ns, name_of, is_last=each is last) for each in trails]
-    fields = {name: getattr(headline, name) for name in headline.__slots__}
-    return Explanation(**fields | {"choices": choices})
+    shown = nlargest(MAX_CHOICES, trails, key=lambda trail: (_ended_ns(trail, now_ns), trail.request_id))
+    choices = [
+        _explain_one(history, each, now_ns, name_of, is_last=each is last, max_mates=MAX_MATES // len(shown))
+        for each in sorted(shown, key=lambda trail: trail.request_id)
+    ]
+    return replace(headline, num_choices=len(request_ids), choices=choices)
 
 
 def _ended_ns(trail: Trail, now_ns: int) -> int:
@@ -126,12 +133,14 @@ def _ended_ns(trail: Trail, now_ns: int) -> int:
     return now_ns if end is None else end.now_ns
 
 
-def _explain_one(history: History, trail: Trail, now_ns: int, name_of: NameOf, *, is_last: bool) -> Explanation:
+def _explain_one(
+    history: History, trail: Trail, now_ns: int, name_of: NameOf, *, is_last: bool, max_mates: int = MAX_MATES
+) -> Explanation:
     life = life_of(history, trail, now_ns, is_last=is_last)
     client, finish, arrival = trail.client, trail.finish, trail.arrival
     state, sums = state_of(trail), life.ns_by_cause()
     first_ns = life.first_token_ns
-    steps, num_steps = _steps(life, name_of)
+    steps, num_steps = _steps(life, name_of, max_mates)
     return Explanation(
         id=client.name if client is not None else name_of(trail.request_id) or number_name(trail.request_id),
         state=state,
@@ -153,6 +162,7 @@ def _explain_one(history: History, trail: Trail, now_ns: int, name_of: NameOf, *
         num_steps=num_steps,
         tokens=tokens_of(history, life, name_of),
         advice=advice_for(sums, life.e2e_ns),
+        num_choices=1,
         choices=[],
     )
 
@@ -171,11 +181,11 @@ def state_of(trail: Trail) -> str:
     return "running" if len(trail.admits) > len(trail.preemptions) else "waiting"
 
 
-def _steps(life: Life, name_of: NameOf) -> tuple[list[StepView], int]:
+def _steps(life: Life, name_of: NameOf, max_mates: int) -> tuple[list[StepView], int]:
     """The steps to show, and how many there are."""
     served = life.served
     num_rows = sum(one.record.num_rows for one in served)
-    most = min(MAX_STEPS, len(served) if num_rows <= MAX_MATES else max(1, MAX_MATES * len(served) // num_rows))
+    most = min(MAX_STEPS, len(served) if num_rows <= max_mates else max(1, max_mates * len(served) // num_rows))
     if len(served) > most:
         served = [served[i * len(served) // most] for i in range(most)]
     return [_view(one, life, name_of) for one in served], len(life.served)

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from everystop.core.durations import NS_PER_S
-from everystop.observe.explain import LIVE, explain, state_of
+from everystop.observe.explain import LIVE, Explanation, explain, state_of
 from everystop.observe.history import Client, History
 from everystop.observe.waiting import WaitingState, waiting_state
 from everystop.server.errors import RequestUnknown
@@ -30,11 +30,10 @@ class Inquiry:
         self._viewer = Viewer(history, caller)
         self._now_ns = time.monotonic_ns()
 
-    def explain(self, name: str) -> dict[str, Any]:
+    def explain(self, name: str) -> Explanation:
         """The explanation of a request; raises RequestUnknown."""
         client, viewer = self._client(name), self._viewer
-        explanation = explain(self._history, client.request_ids, now_ns=self._now_ns, name_of=viewer.name_of)
-        return explanation.as_data()
+        return explain(self._history, client.request_ids, now_ns=self._now_ns, name_of=viewer.name_of)
 
     def look(self, name: str) -> dict[str, Any]:
         """Where a request stands; raises RequestUnknown."""

@@ -156,7 +156,9 @@ class Endpoints:
 
     async def explain(self, request: Request) -> Response:
         """Why a request takes, or took, as long as it does."""
-        return _json(self._inquiry(request).explain(request.path_params["id"]))
+        explanation = self._inquiry(request).explain(request.path_params["id"])
+        encoding = asyncio.get_running_loop().run_in_executor(self._workers, lambda: _json(explanation.as_data()))
+        return await encoding
 
     async def request(self, request: Request) -> Response:
         """Where a request stands, and while it waits, for what."""
