@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
+from array import array
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import pytest
 from tests.core.fuzz import ABORT_RATES
+from tests.observe.runs import MS, Run, ms
 from tests.observe.schedules import Oracle, Watched
 
 from everystop.core.policy import POLICIES
+from everystop.core.step_time import StepTimeModel
 from everystop.observe.causes import Cause
 from everystop.observe.explain import Explanation, explain
+from everystop.observe.history import Client, History, StepRecord, Trail
+from everystop.observe.step_share import own_share, share_of
 from everystop.observe.wording import number_name
 
 NUM_EPISODES = 23  # a policy, and there are nine
 STEPS = 25
+OUTSIDE = (Cause.RECEIVE, Cause.DELIVERY)
 KINDS = {Cause.PREEMPTED: "preempted", Cause.SKIPPED: "skipped"}
 
 
@@ -42,6 +51,31 @@ def check_sums(explanation: Explanation) -> None:
     for step in explanation.steps:
         assert step.own_ns + step.others_ns + step.host_ns <= step.end_ns - step.start_ns
     assert explanation.sentence.endswith(".")
+
+
+def check_client(episode: Watched, trail: Trail) -> None:
+    """The same with an HTTP request around it, answered, abandoned or still open; what the engine did is the same."""
+    draw, request_id = episode.clock.randrange, trail.request_id
+    assert trail.is_over
+    over_ns = episode.harness.finished[request_id].now_ns if trail.finish is not None else trail.since_ns
+    received_ns = trail.since_ns - draw(3_000_000)
+    client = Client("cmpl", "", request_id, 1, received_ns, draw(received_ns, trail.since_ns + 1))
+    delivered = [None, over_ns + draw(1_000_000), draw(trail.since_ns, over_ns + 1)]
+    client.delivered_ns = episode.clock.choice(delivered)
+    alone = look(episode, request_id)
+    trail.client = client
+    explanation = look(episode, request_id)
+    trail.client = None
+    check_sums(explanation)
+    end_ns = episode.harness.now_ns if client.delivered_ns is None else client.delivered_ns
+    assert explanation.is_live == (client.delivered_ns is None)
+    assert explanation.e2e_ns == end_ns - client.received_ns
+    assert explanation.ns_by_cause.get(Cause.RECEIVE, 0) == client.submitted_ns - client.received_ns
+    assert explanation.ns_by_cause.get(Cause.DELIVERY, 0) == max(0, end_ns - over_ns)
+    if end_ns >= over_ns:
+        assert {c: ns for c, ns in explanation.ns_by_cause.items() if not c.is_queue and c not in OUTSIDE} == {
+            c: ns for c, ns in alone.ns_by_cause.items() if not c.is_queue
+        }
 
 
 def check_tokens(oracle: Oracle, explanation: Explanation, request_id: int) -> None:
@@ -123,8 +157,87 @@ def check_episode(episode: Watched, seen: set[Any]) -> None:
         explanation = look(episode, request_id)
         seen |= {explanation.state, *explanation.ns_by_cause}
         check_sums(explanation)
+        check_client(episode, trail)
         if trail.refusal is None:
             assert len(explanation.tokens) == len(episode.harness.received[request_id])
             check_tokens(oracle, explanation, request_id)
             check_causes(oracle, explanation, request_id)
             check_reasons(episode, explanation, request_id)
+
+
+def test_choices_are_explained_each_and_the_headline_is_the_last_ones() -> None:
+    run = Run(max_num_seqs=2)
+    run.history.add_client(Client("chatcmpl-1", "", 0, 3, -5 * MS, -1 * MS))
+    run.add(0, max_tokens=10, n=3)
+    run.turn(15)
+    half = run.explain(0, 1, 2)
+    assert [choice.state for choice in half.choices] == ["finished", "finished", "running"]
+    assert half.is_live
+    run.finish()
+    run.history.clients["chatcmpl-1"].delivered_ns = run.now_ns + 3 * MS
+    whole = run.explain(0, 1, 2)
+    assert (whole.id, len(whole.choices), whole.is_live) == ("chatcmpl-1", 3, False)
+    assert whole.ns_by_cause == whole.choices[2].ns_by_cause
+    assert whole.e2e_ns == run.now_ns + 8 * MS
+    for choice in whole.choices:
+        check_sums(choice)
+        assert choice.num_output_tokens == 10
+    assert whole.choices[0].e2e_ns < whole.e2e_ns
+    assert Cause.DELIVERY not in whole.choices[0].ns_by_cause
+    assert len(whole.as_data()["choices"]) == 3
+
+
+def test_one_who_may_not_see_others_learns_no_name() -> None:
+    run = Run(max_num_seqs=2, max_num_batched_tokens=32)
+    for i in range(70, 76):
+        run.add(i, 100, 20)
+    run.finish()
+    for i in range(70, 76):
+        text = json.dumps(run.explain(i, name_of=lambda other: None).as_data())
+        assert "another request" in text
+        assert set(re.findall(r"r7\d", text)) <= {f"r{i}"}
+        assert all(step["mates"] == [] or step["mates"][0]["id"] is None for step in json.loads(text)["steps"])
+
+
+def test_what_is_forgotten_is_said_to_be_unknown() -> None:
+    run = Run(history=History(max_bytes=20_000), max_num_seqs=1)
+    run.add(0, 8, 60)
+    run.add(1, 8, 60)
+    run.turn(110)
+    explanation = run.explain(1)
+    assert sum(explanation.ns_by_cause.values()) == explanation.e2e_ns
+    assert ms(explanation)["unattributed"] > 100
+    assert "of which nothing is remembered any more" in explanation.sentence
+    run = Run(history=History(num_finished=1), max_num_seqs=1)
+    run.add(0)
+    run.add(1)
+    run.finish()
+    with pytest.raises(LookupError, match="request 0 is not remembered"):
+        run.explain(0)
+
+
+def test_long_lives_are_thinned_evenly_and_still_covered_exactly() -> None:
+    run = Run(max_num_seqs=2, max_num_batched_tokens=4, num_blocks=500)
+    run.add(0, 8, 5000)
+    for i in range(1, 1200):
+        run.turn(4)
+        run.add(i, 8, 1)
+    run.finish()
+    explanation = run.explain(0)
+    assert (explanation.num_steps, len(explanation.steps), explanation.steps_thinned) == (5001, 2000, True)
+    assert {b.step_id - a.step_id for a, b in pairwise(explanation.steps)} == {2, 3}
+    assert len(explanation.segments) < 4 * 600
+    check_sums(explanation)
+    assert len(explanation.tokens) == 5000
+
+
+def test_a_share_is_the_time_of_the_step_without_others_prefill_over_that_with_it() -> None:
+    record = StepRecord(
+        0, 0, 8 * MS, 6 * MS, array("q", [5, 6, 7]), array("q", [9, 0, 3]), array("q", [1, 42, 1]), b"\1\0\1",
+        0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, StepTimeModel(step_ns=1.0, token_ns=0.1), 1 * MS,
+    )  # fmt: skip
+    assert own_share(record, 0) == pytest.approx(1.2 / 5.4)
+    assert share_of(record, 0, 1 * MS) == (1 * MS, int(5 * MS * own_share(record, 0)), 3_888_889, 1 * MS)
+    assert share_of(record, 1, 0) == (2 * MS, 5 * MS, 0, 1 * MS)
+    unknown = record._replace(step_times=StepTimeModel())
+    assert own_share(unknown, 0) == pytest.approx(2 / 44)

@@ -51,5 +51,9 @@ ADVICE: dict[Cause, tuple[str, str]] = {
 
 def advice_for(ns_by_cause: Mapping[Cause, int], e2e_ns: int) -> list[Advice]:
     """Advice on causes that took a fifth of the time or more, the largest first."""
-    large = [cause for cause, ns in ns_by_cause.items() if cause in ADVICE and ns >= LEAST_SHARE * e2e_ns]
-    return [Advice(cause, *ADVICE[cause]) for cause in sorted(large, key=lambda each: -ns_by_cause[each])]
+    found: dict[str, Advice] = {}
+    for cause in sorted(ns_by_cause, key=lambda each: -ns_by_cause[each]):
+        if cause in ADVICE and ns_by_cause[cause] >= LEAST_SHARE * e2e_ns:
+            flag, text = ADVICE[cause]
+            found.setdefault(flag, Advice(cause, flag, text))
+    return list(found.values())

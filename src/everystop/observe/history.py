@@ -332,6 +332,14 @@ class History:
         acts = self.acts
         return acts.between(acts.position_of(first_ns, _now_ns), acts.position_of(last_ns + 1, _now_ns))
 
+    @property
+    def acts_known_ns(self) -> int:
+        """From when on all acts are remembered."""
+        acts, steps = self.acts, self.steps
+        if not acts.start:
+            return 0
+        return acts[acts.start].now_ns if len(acts) else steps[steps.start].scheduled_ns
+
     def _trail(self, request_id: int) -> Trail:
         trail = self.trails.get(request_id)
         if trail is None:

@@ -86,8 +86,9 @@ class Life:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens that have come out."""
-        return sum(served.num_outputs for served in self.served)
+        """Tokens that have come out, also in steps that are forgotten where it is over."""
+        finish = self.trail.finish
+        return finish.num_output_tokens if finish is not None else sum(served.num_outputs for served in self.served)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -97,8 +98,13 @@ class Life:
 
     @property
     def first_token_ns(self) -> int | None:
-        """When the first token came out."""
-        return next((served.record.now_ns for served in self.served if served.num_outputs), None)
+        """When the first token came out: in the step that reached the prompt's end; None if that is forgotten."""
+        first = next((served for served in self.served if served.num_outputs), None)
+        arrival = self.trail.arrival
+        if first is None or arrival is None:
+            return None
+        end = first.record.starts[first.row] + first.num_tokens
+        return first.record.now_ns if end == arrival.num_prompt_tokens else None
 
 
 def life_of(history: History, trail: Trail, now_ns: int, *, is_last: bool = True) -> Life:
@@ -161,11 +167,12 @@ class _Cutter:
     # ---------------------------------------------------------------- waiting
 
     def _wait_to_board(self) -> None:
-        trail, acts = self._trail, self._history.acts
+        trail = self._trail
         assert trail.arrival is not None
         until_ns = trail.admits[0].now_ns if trail.admits else self._over_ns
-        if len(acts) and acts[acts.start].now_ns > trail.arrival.now_ns:
-            self._to(acts[acts.start].now_ns, Cause.UNATTRIBUTED)
+        known_ns = self._history.acts_known_ns
+        if known_ns > trail.arrival.now_ns:
+            self._to(min(known_ns, until_ns), Cause.UNATTRIBUTED)
         for changed_ns, wait in reasons(self._history, trail, until_ns):
             self._to(changed_ns, Cause.STEP_RUNNING if wait is None else Cause.of_wait(wait.reason), wait)
 

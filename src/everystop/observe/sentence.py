@@ -10,7 +10,7 @@ from everystop.observe.causes import Cause
 from everystop.observe.culprits import Culprit
 from everystop.observe.history import History
 from everystop.observe.life import Life
-from everystop.observe.wording import NameOf, counted, duration, times, who, whose
+from everystop.observe.wording import NameOf, counted, duration, listed, times, who, whose
 
 MOST_CAUSES = 3
 ENOUGH = 0.9  # of the time; what is left goes unmentioned
@@ -76,7 +76,7 @@ def _causes(story: Story, first_ns: int, last_ns: int) -> str:
             break
         told.append(f"{duration(sums[cause])} {PHRASES[cause](story, cause, last_ns)}")
         told_ns += sums[cause]
-    return ", ".join(told) if told else "nothing took any time"
+    return listed(told) if told else "nothing took any time"
 
 
 # ---------------------------------------------------------------------------- phrases
@@ -96,23 +96,24 @@ def _prompt(num_tokens: int) -> str:
 
 
 def _ahead(story: Story, cause: Cause) -> str:
-    """The one whose reason it was, where that was not the request itself: "r7, which was next, "."""
+    """Whose reason it was: "it", or "r7 ahead of it"."""
     wait = culprits.wait_of(story.life, cause)
-    if wait is None:
+    if wait is None or wait.request_id in (-1, story.life.trail.request_id):
         return "it"
-    ahead = wait.behind if wait.behind >= 0 else wait.request_id
-    is_other = ahead >= 0 and ahead != story.life.trail.request_id
-    return f"{who(ahead, story.name_of)}, which was next," if is_other else "it"
+    return f"{who(wait.request_id, story.name_of)} ahead of it"
+
+
+def _all_slots(story: Story, cause: Cause) -> str:
+    """The slots that were in use meanwhile, as a subject with its verb."""
+    pieces = [piece for piece in story.life.pieces if piece.cause is cause]
+    num = culprits.num_slots_taken(story.history, pieces)
+    return "the slot was" if num == 1 else f"all {num:,} slots were" if num else "all slots were"
 
 
 def _no_slot(story: Story, cause: Cause, until_ns: int) -> str:
-    pieces = [piece for piece in story.life.pieces if piece.cause is cause]
-    num = culprits.num_slots_taken(story.history, pieces)
-    taken = (
-        "no slot was free" if not num else f"all {counted(num, 'slot')} were taken" if num > 1 else "the slot was taken"
-    )
     holder = culprits.slot_holder(story.history, story.life)
-    return f"queued because {taken}" + (f" until {story.culprit(holder)} ended" if holder is not None else "")
+    until = "" if holder is None else f" until {story.culprit(holder)} ended"
+    return f"queued because {_all_slots(story, cause)} taken{until}"
 
 
 def _no_blocks(story: Story, cause: Cause, until_ns: int) -> str:
@@ -123,23 +124,20 @@ def _no_blocks(story: Story, cause: Cause, until_ns: int) -> str:
 
 def _token_budget(story: Story, cause: Cause, until_ns: int) -> str:
     culprit = culprits.prefill_while_queued(story.history, story.life, cause)
-    most = "" if culprit is None else f", most of them for {story.culprit(culprit)}"
-    return f"queued because no step had tokens left for {_ahead(story, cause).rstrip(',')}{most}"
+    most = "" if culprit is None else f" while {story.culprit(culprit)} got most of them"
+    return f"queued because no step had tokens left for {_ahead(story, cause)}{most}"
 
 
 def _batch_barrier(story: Story, cause: Cause, until_ns: int) -> str:
-    pieces = [piece for piece in story.life.pieces if piece.cause is cause]
-    num = culprits.num_slots_taken(story.history, pieces)
-    held = "all slots were held" if not num else f"all {num:,} slots were held" if num > 1 else "the slot was held"
     culprit = culprits.straggler(story.history, story.life)
     waiting = "" if culprit is None else f" waiting for {story.culprit(culprit)}"
-    return f"queued because {held} by a static batch{waiting}"
+    return f"queued because {_all_slots(story, cause)} held by a static batch{waiting}"
 
 
 def _tenant(text: str) -> Callable[[Story, Cause, int], str]:
     def phrase(story: Story, cause: Cause, until_ns: int) -> str:
         ahead = _ahead(story, cause)
-        return f"queued because {'its tenant' if ahead == 'it' else 'the tenant of ' + ahead} {text}"
+        return f"queued because {'its tenant' if ahead == 'it' else f'the tenant of {ahead}'} {text}"
 
     return phrase
 
@@ -147,10 +145,10 @@ def _tenant(text: str) -> Callable[[Story, Cause, int], str]:
 def _prefill(story: Story, cause: Cause, until_ns: int) -> str:
     steps = [one for one in story.life.served if one.activity is cause and one.record.now_ns <= until_ns]
     arrival = story.life.trail.arrival
-    cached = story.life.num_cached_tokens
-    note = f", {cached:,} of them cached," if cached else ""
+    num_cached = story.life.num_cached_tokens
+    cached = f" ({num_cached:,} of them cached)" if num_cached else ""
     num = arrival.num_prompt_tokens if arrival is not None else 0
-    return f"computing {_prompt(num)}{note} in {counted(len(steps), 'step')}"
+    return f"computing {_prompt(num)}{cached} in {counted(len(steps), 'step')}"
 
 
 def _decode(story: Story, cause: Cause, until_ns: int) -> str:
@@ -160,8 +158,8 @@ def _decode(story: Story, cause: Cause, until_ns: int) -> str:
         return "decoding"
     each = duration(sum(one.share.own_ns for one in steps) // num_tokens)
     mates = round(sum(one.record.num_rows - 1 for one in steps) / len(steps))
-    beside = f" beside {counted(mates, 'other')}" if mates else ""
-    return f"decoding {counted(num_tokens, 'token')}, {each} each{beside}"
+    beside = f", beside {counted(mates, 'other')}" if mates else ""
+    return f"decoding {counted(num_tokens, 'token')} ({each} each{beside})"
 
 
 def _others_prefill(story: Story, cause: Cause, until_ns: int) -> str:
@@ -169,8 +167,8 @@ def _others_prefill(story: Story, cause: Cause, until_ns: int) -> str:
     if found is None:
         return "in others' prefill (modelled)"
     culprit = found[0]
-    tokens = counted(culprit.num_tokens, "token")
-    return f"in others' prefill (modelled), most of it {whose(culprit.request_id, story.name_of)} ({tokens})"
+    most = f"{whose(culprit.request_id, story.name_of)} {counted(culprit.num_tokens, 'token')}"
+    return f"in others' prefill (modelled; most of it {most})"
 
 
 def _skipped(story: Story, cause: Cause, until_ns: int) -> str:
@@ -182,8 +180,8 @@ def _skipped(story: Story, cause: Cause, until_ns: int) -> str:
 def _preempted(story: Story, cause: Cause, until_ns: int) -> str:
     num = sum(1 for event in story.life.trail.preemptions if event.now_ns <= until_ns)
     again = story.life.num_recomputed_tokens
-    recomputed = f" and computing {counted(again, 'token')} again" if again else ""
-    return f"after losing its place {times(num)}, waiting for another{recomputed}"
+    recomputed = f", then computing {counted(again, 'token')} again" if again else ""
+    return f"preempted {times(num)} (waiting for another place{recomputed})"
 
 
 PHRASES: dict[Cause, Callable[[Story, Cause, int], str]] = {
@@ -205,7 +203,7 @@ PHRASES: dict[Cause, Callable[[Story, Cause, int], str]] = {
     Cause.SAMPLING: _plain("sampling"),
     Cause.SKIPPED: _skipped,
     Cause.PREEMPTED: _preempted,
-    Cause.HOST: _plain("between its steps, in scheduling and hand-over"),
+    Cause.HOST: _plain("between its steps (scheduling and hand-over)"),
     Cause.DELIVERY: _plain("turning tokens into text and delivering it"),
     Cause.UNATTRIBUTED: _plain("of which nothing is remembered any more"),
 }

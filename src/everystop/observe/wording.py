@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 NameOf = Callable[[int], str | None]
 """The name of a request, or None for one that the reader may not see."""
@@ -51,3 +51,8 @@ def whose(request_id: int, name_of: NameOf) -> str:
 def times(num: int) -> str:
     """Once, twice, 3 times."""
     return {1: "once", 2: "twice"}.get(num, f"{num:,} times")
+
+
+def listed(parts: Sequence[str]) -> str:
+    """A; A and B; A, B and C."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
