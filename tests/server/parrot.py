@@ -235,6 +235,7 @@ class ParrotServer:
         with contextlib.closing(self.connect()) as connection:
             connection.request("POST", "/v1/completions", body, dict(headers or {}))
             wait_until(lambda: len(self.scheduler.requests) > num)
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result()  # the turn that submitted it is over
             yield connection
 
     def events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
