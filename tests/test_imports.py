@@ -43,6 +43,7 @@ ALLOWED = {
         "everystop.core.request:FinishReason",
         "everystop.core.step_time",  # time that a step took is divided by what is known of step times
         "everystop.observe.history",
+        DURATIONS,
         ERRORS,
     },
     "everystop.observe.history": {

@@ -169,4 +169,20 @@ class FinishEvent(NamedTuple):
         )
 
 
-Event = ArrivalEvent | RefuseEvent | AdmitEvent | PreemptEvent | WaitEvent | StepEvent | FinishEvent
+class BlockEvent(NamedTuple):
+    """Who holds the blocks of the KV cache at this moment, after the planning of step `step_id`; made only when
+    somebody asks, since it takes time in proportion to the blocks.
+
+    `ref_counts` has an entry a block; `cached` are those that nobody holds and a prefix can still match, in no order;
+    `tables` are (request id, block table) of those on board, in the order of boarding. Blocks that a step on its way
+    keeps for a request that has left are in no table.
+    """
+
+    now_ns: int
+    step_id: int
+    ref_counts: tuple[int, ...]
+    cached: tuple[int, ...]
+    tables: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+Event = ArrivalEvent | RefuseEvent | AdmitEvent | PreemptEvent | WaitEvent | StepEvent | FinishEvent | BlockEvent

@@ -17,6 +17,7 @@ from everystop.core.errors import NeverFits, PolicyError, PromptTooLong, Request
 from everystop.core.events import (
     AdmitEvent,
     ArrivalEvent,
+    BlockEvent,
     Event,
     FinishEvent,
     PreemptEvent,
@@ -116,6 +117,11 @@ class Scheduler:
         """Events since the last call of this or of `update`."""
         events, self._events = self._events, []
         return events
+
+    def block_event(self, now_ns: int) -> BlockEvent:
+        """Who holds which blocks; changes nothing, and is not one of the events that `take_events` returns."""
+        pool = self.kv.pool
+        return BlockEvent(now_ns, self._next_step_id - 1, tuple(pool.ref_count), pool.cached, self.batch.tables)
 
     def check_integrity(self) -> None:
         """Assert every invariant; called after each step in tests and in the simulator, never on the hot path."""

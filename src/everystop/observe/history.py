@@ -17,6 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 from everystop.core.events import (
     AdmitEvent,
     ArrivalEvent,
+    BlockEvent,
     Event,
     FinishEvent,
     PreemptEvent,
@@ -255,6 +256,7 @@ class History:
         self.last_ns = 0
         self.num_refused = 0
         self.num_finished = num_finished
+        self.blocks: BlockEvent | None = None  # the last time that somebody asked
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._given: dict[str, dict[str, Client]] = {}  # by the names that clients gave, then by ours
@@ -350,6 +352,9 @@ class History:
         self.last_ns = max(self.last_ns, event.now_ns)
         if isinstance(event, StepEvent):
             self._fold_step(event)
+            return
+        if isinstance(event, BlockEvent):
+            self.blocks = event
             return
         self.acts.append(event)
         self._num_bytes += ACT_BYTES

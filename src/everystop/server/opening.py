@@ -28,7 +28,7 @@ from everystop.model.weights import LoadedModel, load_model
 from everystop.scheduling import tenants_of
 from everystop.server.protocol import Accepted
 from everystop.server.service import Service
-from everystop.server.state import ServedModel
+from everystop.server.state import EngineLimits, ServedModel
 
 MIB = 1 << 20
 
@@ -107,6 +107,12 @@ class Opening:
             ),
             encode=tokenizer.encode,
             encode_chat=self.encode_chat,
+            limits=EngineLimits(
+                policy=config.policy,
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                block_size=capacity.block_size,
+            ),
             num_blocks=capacity.num_blocks,
             tenant_names=tuple(self.tenants.by_name),
         )

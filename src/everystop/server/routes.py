@@ -28,13 +28,15 @@ from everystop.server.board import Generation
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
 from everystop.server.http import Bodies, read_body
 from everystop.server.inquiry import Inquiry
+from everystop.server.live import LiveStreams
 from everystop.server.prompts import Parse, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
 from everystop.server.request_ids import RequestIds
 from everystop.server.state import ServerState
 from everystop.server.streams import StreamReply, WholeReply
-from everystop.server.visibility import caller_of, callers
+from everystop.server.ui import Ui
+from everystop.server.visibility import Viewer, caller_of, callers
 from everystop.tenants import Tenants
 
 INLINE_BYTES = 8192
@@ -49,8 +51,8 @@ def make_app(
 ) -> ASGIApp:
     """The ASGI application over `state`; the tenants' keys let in beside `api_keys`, and `admin_keys` see all."""
     tenants = tenants or Tenants()
-    endpoints = Endpoints(state, tenants)
-    guard = Middleware(KeyGuard, callers=callers(api_keys, admin_keys, tenants))
+    endpoints, ui = Endpoints(state, tenants), Ui()
+    guard = Middleware(KeyGuard, callers=callers(api_keys, admin_keys, tenants), is_open=ui.is_open)
     app = Starlette(
         routes=[
             Route("/health", endpoints.health, methods=["GET"]),
@@ -62,6 +64,8 @@ def make_app(
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
             Route("/v1/requests/{id:path}/explain", endpoints.explain, methods=["GET"]),
             Route("/v1/requests/{id:path}", endpoints.request, methods=["GET"]),
+            Route("/ui/stream", endpoints.live, methods=["GET"]),
+            *ui.routes(),
         ],
         middleware=[Middleware(RequestIds), guard],
         exception_handlers={
@@ -82,6 +86,7 @@ class Endpoints:
         self._state = state
         self._tenants = tenants
         self._bodies = Bodies()
+        self._streams = LiveStreams(state)
         self._workers = ThreadPoolExecutor(2, "everystop-prepare")
 
     async def health(self, _request: Request) -> Response:
@@ -125,6 +130,11 @@ class Endpoints:
     async def chat(self, request: Request) -> ASGIApp:
         """`POST /v1/chat/completions`."""
         return Visit(self._state, partial(self._complete, request, protocol.parse_chat))
+
+    async def live(self, request: Request) -> ASGIApp:
+        """What happens in the engine, as it happens."""
+        viewer = Viewer(self._state.history, caller_of(request.scope))
+        return self._streams.open(name_of=viewer.name_of, sees_all=viewer.sees_all)
 
     async def _complete(self, request: Request, parse: Parse) -> ASGIApp:
         with self._bodies.room() as take_room:

@@ -18,6 +18,7 @@ from everystop.core.errors import Draining, EngineDead
 from everystop.observe.history import DEFAULT_FINISHED, History
 from everystop.observe.stats import StatusLine
 from everystop.server.http import HttpServer
+from everystop.server.listener import is_loopback
 from everystop.server.routes import make_app
 from everystop.server.slow_log import SlowLog
 from everystop.server.state import Phase, ServedModel, ServerState
@@ -56,6 +57,7 @@ class Service:
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         self.state = ServerState(History(num_finished=explain_history))
+        self.state.is_loopback = is_loopback(sock)
         self._sock = sock
         self._load = load
         self._http = HttpServer(make_app(self.state, api_keys, tenants, admin_keys=admin_keys))
@@ -201,6 +203,7 @@ class Service:
             await asyncio.sleep(POLL_S)
 
     async def _end(self, http: asyncio.Task[None]) -> None:
+        self.state.is_ending = True
         if self.state.metrics is not None:
             await asyncio.to_thread(self.state.model.engine.stop)
         self._http.should_exit = True

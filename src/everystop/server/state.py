@@ -40,6 +40,19 @@ class ServedEngine(EngineLike, Protocol):
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the engine's thread."""
 
+    def ask_blocks(self) -> None:
+        """Have a `BlockEvent` among the next events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """What bounds a step, as those who watch are told; names as in `Config`."""
+
+    policy: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -56,6 +69,7 @@ class ServedModel:
     accepted: Accepted
     encode: Callable[[str], Sequence[int]]
     encode_chat: Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]
+    limits: EngineLimits
     num_blocks: int
     max_sequences: int = 4096
     tenant_names: tuple[str, ...] = ()
@@ -74,10 +88,13 @@ class Phase(StrEnum):
 class ServerState:
     """The one mutable state of the HTTP side; asyncio thread only. `on_done` hears of each request that is answered.
 
-    With a `history` requests are remembered in it, and without one not at all.
+    With a `history` requests are remembered in it, and without one not at all. `is_ending` tells that nobody is waited
+    for any more, `is_loopback` that only this machine can reach the server.
     """
 
     def __init__(self, history: History | None = None) -> None:
+        self.is_ending = False
+        self.is_loopback = False
         self.phase = Phase.LOADING
         self.error: BaseException | None = None
         self.num_open = 0
