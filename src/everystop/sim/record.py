@@ -105,7 +105,8 @@ class Record:
             self.keys[line[1]] = [bytes.fromhex(key) for key in line[2]]
         elif kind == "client":
             _, first_request_id, num, name, *times = line[:8]
-            self.clients.append(Client(name, "", first_request_id, num, *times))
+            given_name, has_left = line[8:10] or ("", False)
+            self.clients.append(Client(name, "", first_request_id, num, *times, given_name, has_left))
         elif kind == "prompt":
             _, group_id, token_ids, params, eos_token_ids = line
             self.prompts[group_id] = Prompt(tuple(token_ids), params, tuple(eos_token_ids))
