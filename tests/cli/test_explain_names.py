@@ -38,6 +38,6 @@ def test_a_server_explains_to_whom_it_knows(capsys: pytest.CaptureFixture[str]) 
         assert json.loads(capsys.readouterr().out)["id"] == body["id"]
         assert main(["explain", body["id"], "--url", url, "--api-key", "a"]) == 0
         assert body["id"] in capsys.readouterr().out
-        for options, says in (([], "API key"), (["--api-key", "b"], "no request 'job/7'")):
+        for options, says in (([], "wants a key"), (["--api-key", "b"], "no request 'job/7'")):
             assert main(["explain", "job/7", "--url", url, *options]) == 1
             assert says in capsys.readouterr().err

@@ -83,7 +83,7 @@ def read_record(arguments: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def find(history: History, name: str) -> list[int]:
-    """The sequences of the request of that name, given by either side, or of that number with or without an r before it."""
+    """The sequences of the request of that name, whoever gave it, or of that number, with or without an r before it."""
     from everystop.observe.history import MAX_DIGITS
 
     number = name.removeprefix("r")

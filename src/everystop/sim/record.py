@@ -106,7 +106,9 @@ class Record:
         elif kind == "client":
             _, first_request_id, num, name, *times = line[:8]
             given_name, has_left = line[8:10] or ("", False)
-            self.clients.append(Client(name, "", first_request_id, num, *times, given_name, has_left))
+            self.clients.append(
+                Client(name, "", first_request_id, num, *times, given_name=given_name, has_left=has_left)
+            )
         elif kind == "prompt":
             _, group_id, token_ids, params, eos_token_ids = line
             self.prompts[group_id] = Prompt(tuple(token_ids), params, tuple(eos_token_ids))
