@@ -111,7 +111,8 @@ class StepEvent(NamedTuple):
     """A step was executed and taken back: its plan, the tokens accepted, the state after it, its durations.
 
     A step planned by time has a `target_ns`, and a `predicted_ns` that is above it where the target is out of reach;
-    others have 0 for both. Of the tokens computed, `num_recomputed_tokens` had been there before a preemption.
+    others have 0 for both. Of the tokens computed, `num_recomputed_tokens` had been there before a preemption. Of
+    `execute_ns`, `sample_ns` went to sampling, as far as the runner knows.
     """
 
     now_ns: int
@@ -129,6 +130,7 @@ class StepEvent(NamedTuple):
     target_ns: int = 0
     predicted_ns: int = 0
     num_recomputed_tokens: int = 0
+    sample_ns: int = 0
 
 
 class FinishEvent(NamedTuple):
