@@ -319,13 +319,14 @@ def test_who_waits_is_told_with_the_reason() -> None:
     message = watch.read_all()
     assert [one["id"] for one in message["waiting"]] == [4, 5, 6, 7]
     first, second = message["waiting"][:2]
-    assert (first["reason"], first["sentence"]) == ("no_slot", "all 4 slots are taken")
-    assert (second["reason"], second["sentence"], second["behind"]) == ("behind", "behind r4", 4)
+    assert (first["reason"], first["sentence"], first["behind"]) == ("no_slot", "no slot is free", None)
+    assert (second["reason"], second["sentence"]) == ("no_slot", "behind r4, for which no slot is free")
+    assert second["behind"] == 4
     assert first["num_prompt_tokens"] == 20
     assert message["tiles"]["oldest_wait_ns"] == watch.harness.now_ns - first["since_ns"]
     assert watch.acts[0][2] == (
         "step 0: admitted r0 (20 of 20 prompt tokens), admitted r1 (20 of 20 prompt tokens), "
-        "admitted r2 (20 of 20 prompt tokens), admitted r3 (20 of 20 prompt tokens); r4 waits: all 4 slots are taken"
+        "admitted r2 (20 of 20 prompt tokens), admitted r3 (20 of 20 prompt tokens); r4 waits: no slot is free"
     )
 
 
@@ -337,11 +338,11 @@ def test_missing_blocks_and_preemptions_are_told_in_words() -> None:
     harness.add(make_request(2, 30, max_tokens=4))
     harness.turn()
     message = watch.read_all()
-    assert message["waiting"][0]["sentence"] == "needs 2 more KV blocks (2 wanted, 0 free)"
+    assert message["waiting"][0]["sentence"] == "2 KV blocks are needed and 0 free"
     harness.run()
     watch.read_all()
     texts = " ".join(text for _, _, text in watch.acts)
-    assert "kept 2 decodes; preempted r1, which loses 32 computed tokens" in texts or "preempted r1" in texts
+    assert "kept 1 decode; preempted r1, which loses 32 computed tokens; nobody boards: somebody has just lost" in texts
     assert "took back r1" in texts
     assert "r0 finished (length, 30 tokens)" in texts
 
@@ -397,7 +398,7 @@ def test_a_padded_row_stays_known_however_long_it_is_held(monkeypatch: pytest.Mo
 def test_requests_that_the_history_forgets_at_once_are_still_shown() -> None:
     harness = Harness(make_scheduler(max_num_seqs=4))
     watch = Watch(harness)
-    watch.history.num_finished = watch.history._num_finished = 0
+    watch.history.num_finished = 0
     for request_id in range(6):
         harness.add(make_request(request_id, 4, max_tokens=2))
     harness.run()
