@@ -17,6 +17,9 @@ from tests.observe.turns import after_each_turn
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
 from everystop.core.request import RequestState
 from everystop.observe import live, live_state
+from everystop.observe.blame import Blame
+from everystop.observe.causes import LABELS
+from everystop.observe.explain import explain
 from everystop.observe.history import History
 from everystop.observe.live import LiveReader
 from everystop.observe.live_state import LiveState
@@ -58,9 +61,7 @@ class Watch:
             num_blocks=scheduler.kv.pool.num_blocks,
             ask_blocks=self._answer_blocks,
         )
-        self.reader = LiveReader(
-            self.state, name_of=self.name_of, sees_all=self.sees_all, server={"model": "hash"}, blame_of=str
-        )
+        self.reader = LiveReader(self.state, name_of=self.name_of, sees_all=self.sees_all, server={"model": "hash"})
 
     def _answer_blocks(self) -> None:
         self.num_asked += 1
@@ -140,7 +141,7 @@ def check_requests(watch: Watch) -> None:
             assert shown["finish_ns"] == ends[0].now_ns
             assert shown["num_output_tokens"] == ends[0].num_output_tokens
             assert shown["num_cached_tokens"] == ends[0].num_cached_tokens
-            assert shown["blame"] == str(request_id)
+            assert shown["blame"] is None or shown["blame"] in LABELS.values()
         else:
             assert shown["state"] == ("running" if request.state is RequestState.RUNNING else "waiting")
             assert shown["finish_ns"] is None
@@ -405,3 +406,17 @@ def test_requests_that_the_history_forgets_at_once_are_still_shown() -> None:
     watch.read_all()
     assert rows_of(watch.steps) == rows_by_events(harness.events)
     assert {one["state"] for one in watch.requests.values()} == {"finished"}
+
+
+def test_the_main_cause_of_what_is_over_is_told_as_explained() -> None:
+    watch = busy()
+    watch.state._blame = Blame(watch.history, cpu_ns=lambda: 0)
+    watch.harness.run()
+    watch.read_all()
+    watch.harness.now_ns += 1_000_000
+    watch.read_all()
+    for request_id, shown in watch.requests.items():
+        told = explain(watch.history, [request_id], now_ns=watch.harness.now_ns, name_of=name_all)
+        main = max(told.as_data()["causes"], key=lambda cause: cause["ns"])
+        assert shown["blame"] == main["label"]
+    assert {shown["blame"] for shown in watch.requests.values()} >= {"queued: no free slot"}

@@ -81,8 +81,7 @@ class LiveReader:
     """The messages of one stream over a `LiveState`.
 
     `name_of` gives the name of a request that the reader may see, else None; with `sees_all` it gives one for each.
-    `blame_of` gives the label of the main cause of a request that is over. `server` is what the first message says of
-    the server.
+    `server` is what the first message says of the server.
     """
 
     def __init__(
@@ -92,13 +91,11 @@ class LiveReader:
         name_of: NameOf,
         sees_all: bool,
         server: Mapping[str, Any],
-        blame_of: Callable[[int], str | None] = lambda request_id: None,
     ) -> None:
         self._state = state
         self._strangers = Strangers(name_of)
         self._sees_all = sees_all
         self._server = server
-        self._blame_of = blame_of
         self._step_position = state.steps.start
         self._decision_position = state.decisions.start
         self._version = 0
@@ -191,7 +188,7 @@ class LiveReader:
             "finish_reason": request.finish_reason,
             "num_preemptions": request.num_preemptions,
             "max_gap_ns": request.max_gap_ns,
-            "blame": None if request.finish_ns is None else self._blame_of(request_id),
+            "blame": request.blame,
         }
 
     def _waiting(self, waiter: Waiter) -> dict[str, Any]:

@@ -19,7 +19,8 @@ class LiveRequest:
     """A request that has boarded, or has ended without.
 
     `version` grows with each change that is to be told, `changed_ns` is when that was. `max_gap_ns` is the longest gap
-    between two of its tokens, 0 as long as there is none.
+    between two of its tokens, 0 as long as there is none. `blame` is the label of the main cause of its time, if it is
+    over and that has been worked out.
     """
 
     trail: Trail
@@ -35,6 +36,7 @@ class LiveRequest:
     max_gap_ns: int = 0
     finish_ns: int | None = None
     finish_reason: str | None = None
+    blame: str | None = None
     changed_ns: int = 0
     version: int = 0
 

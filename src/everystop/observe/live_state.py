@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from everystop.core.durations import NS_PER_S
 from everystop.core.events import AdmitEvent, ArrivalEvent, FinishEvent, PreemptEvent, RefuseEvent, WaitEvent
+from everystop.observe.blame import Blame
 from everystop.observe.block_map import BlockRun, block_runs
 from everystop.observe.decision_log import NO_STEP, Decision, is_told
 from everystop.observe.history import Act, History, Log, StepRecord, Trail
@@ -71,6 +72,7 @@ class LiveState:
         self._history = history
         self._ask_blocks = ask_blocks
         self._figures = RecentFigures(since_ns)
+        self._blame = Blame(history)
         self._told: list[Act] = []
         self._over: deque[LiveRequest] = deque()
         self._last: StepRecord | None = None
@@ -104,6 +106,8 @@ class LiveState:
         self._take_acts(None)
         if self._told and now_ns - self._told[0].now_ns > QUIET_NS:
             self._decide(Decision(now_ns, NO_STEP, 0, 0, tuple(self._told), {}))
+        for request in self._blame.tick(now_ns):
+            self._touch(request, request.changed_ns)
         self._look_at_blocks(now_ns)
         self._forget(now_ns - WINDOW_NS)
         return False
@@ -138,6 +142,7 @@ class LiveState:
         self.num_running += request.state == RUNNING
         if request.finish_ns is not None:
             self._over.append(request)
+            self._blame.note(request)
         self._touch(request, act.now_ns)
 
     def _take_step(self, step: StepRecord) -> None:
