@@ -23,6 +23,7 @@ from everystop.core.errors import ConfigError, RecordError, RequestError
 from everystop.core.events import AdmitEvent, Event, FinishEvent, PreemptEvent, RefuseEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
+from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import POLICIES, PolicySettings, Share, make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.request import FinishReason
@@ -52,6 +53,12 @@ class RecordedEpisode(Episode):
             RecordingScheduler(plain.limits, plain.kv, core, self.recorder, times), depth=depth, is_checking=False
         )
         self.history = History(num_finished=1 << 30, step_times=times)
+        self._execute, self.harness.runner.execute = self.harness.runner.execute, self._sample  # type: ignore[method-assign]
+
+    def _sample(self, plan: StepPlan) -> StepResult:
+        result = self._execute(plan)
+        result.sample_ns = 1000 * (plan.step_id % 3)
+        return result
 
     def run(self, num_steps: int) -> None:
         super().run(num_steps)

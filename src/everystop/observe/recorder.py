@@ -10,7 +10,7 @@ A record is gzip-compressed JSON, one array or object a line:
     ["refuse", ... the same ...]
     ["abort", now_ns, request_id]
     ["schedule", now_ns, num_rows, num_tokens, fingerprint of the plan]
-    ["update", now_ns, execute_ns, rows, request_ids whose stop string was found]
+    ["update", now_ns, execute_ns, rows, request_ids whose stop string was found, and if it is known: sample_ns]
     ["keys", request_id, [block keys]]
     ["client", first_request_id, num, id of the answer, received_ns, submitted_ns, first_sent_ns, delivered_ns,
                and if either says something: the id that the client gave, whether it left]
@@ -218,7 +218,8 @@ class _Formatter:
                 rows.append(len(tokens))
             else:
                 rows.append([len(tokens), *(i for i, token in enumerate(tokens) if token in request.stop_ids)])
-        return ["update", now_ns, result.execute_ns, rows, list(result.stopped)]
+        sample_ns = (result.sample_ns,) if result.sample_ns else ()
+        return ["update", now_ns, result.execute_ns, rows, list(result.stopped), *sample_ns]
 
     def _prompt_of(self, request: Request) -> list[Any]:
         """The line of a prompt, where it is wanted; the choices of a group share one."""
