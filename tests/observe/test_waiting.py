@@ -62,3 +62,17 @@ def test_a_waiting_request_is_told_why_and_how_long_in_words() -> None:
     late = waiting_state(history, 2, 100 * NS_PER_S)
     assert late is not None
     assert late.estimated_ns is None
+
+
+def test_those_whom_the_engine_has_not_taken_yet_stand_behind_all_others_in_order() -> None:
+    history, harness = History(), Harness(make_scheduler(max_num_seqs=1))
+    for i in range(6):
+        history.add_client(Client(f"cmpl-{i}", "", i, 1, 0, 0))
+    for i in range(3):
+        harness.add(make_request(i, 8, max_tokens=10))
+    harness.turn()
+    history.receive(harness.events)
+    history.catch_up()
+    states = [waiting_state(history, i, harness.now_ns) for i in range(6)]
+    places = [None if state is None else (state.position, state.num_waiting) for state in states]
+    assert places == [None, (1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]

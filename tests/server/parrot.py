@@ -231,6 +231,17 @@ class ParrotServer:
         messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
         return self.post("/v1/chat/completions", {"messages": messages, **fields})
 
+    @contextlib.contextmanager
+    def held(self, headers: Mapping[str, str] | None = None, **fields: Any) -> Iterator[http.client.HTTPConnection]:
+        """A request that has reached the engine and never ends by itself; its client leaves with the context."""
+        num = len(self.scheduler.requests)
+        body = json.dumps({"prompt": "abc", "ignore_eos": True, **fields})
+        with contextlib.closing(self.connect()) as connection:
+            connection.request("POST", "/v1/completions", body, dict(headers or {}))
+            wait_until(lambda: len(self.scheduler.requests) > num)
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result()  # the turn that submitted it is over
+            yield connection
+
     def events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
         """The events of a streamed answer; the last is "[DONE]"."""
         status, headers, answer = self.request("POST", path, {**body, "stream": True})

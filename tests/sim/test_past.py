@@ -137,7 +137,8 @@ def test_times_of_clients_come_back_with_their_requests(tmp_path: Path) -> None:
     clients = [
         Client(f"cmpl-{i}", "key", 2 * i, 2, i * 100, i * 100 + 5, i * 100 + 9, i * 100 + 50) for i in range(1, 6)
     ]
-    clients[2].first_sent_ns = clients[2].delivered_ns = None  # it left
+    clients[2].first_sent_ns = clients[2].delivered_ns = None
+    clients[3].given_name, clients[1].has_left = "job-7", True
     for client in reversed(clients):
         recorder.client(client)
     recorder.client(Client("cmpl-never", "key", 900, 1, 7, 8))

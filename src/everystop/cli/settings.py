@@ -79,7 +79,7 @@ def add_option(group: Any, field: dataclasses.Field[Any], *, default: str | None
     else:
         options["type"] = as_argparse_type(parse)
         options["choices"] = field.metadata["choices"]
-        options["metavar"] = None if options["choices"] else metavar(flag, parse)
+        options["metavar"] = None if options["choices"] else field.metadata["metavar"] or metavar(flag, parse)
         if isinstance(field.default, tuple):
             options["action"] = "append"
     group.add_argument(flag, **options)

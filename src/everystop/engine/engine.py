@@ -188,7 +188,7 @@ class Engine:
                 itl_target_ns=message.itl_target_ns,
             )
             try:
-                _check_some_token_may_begin(request)
+                self._check_some_token_may_begin(request, now_ns)
                 self._scheduler.add(request, now_ns)
             except RequestError as error:
                 self._refused.append(_refusal(request.request_id, error))
@@ -201,6 +201,19 @@ class Engine:
         if self._is_asked_blocks:
             self._is_asked_blocks = False
             events.append(self._scheduler.block_event(time.monotonic_ns()))
+
+    def _check_some_token_may_begin(self, request: Request, now_ns: int) -> None:
+        """Raise RequestError, and record it, where `min_tokens` masks every token that the request allows."""
+        params = request.params
+        allowed = params.allowed_token_ids
+        if params.min_tokens > 0 and allowed and request.stop_ids.issuperset(allowed):
+            error = RequestError(
+                f"min_tokens is {params.min_tokens}, but allowed_token_ids names only tokens that end the answer, and "
+                "none of them may be the first; allow another token, or set min_tokens to 0",
+                param="min_tokens",
+            )
+            self._scheduler.note_refusal(request, error, now_ns)
+            raise error
 
     def _find_stops(self, plan: StepPlan, result: StepResult) -> None:
         """Tell the scheduler which requests end with this step's token because of a stop string."""
@@ -234,17 +247,6 @@ class Engine:
             callback(argument)
         except Exception:
             log.exception("a callback of the engine failed")
-
-
-def _check_some_token_may_begin(request: Request) -> None:
-    """Raise RequestError where `min_tokens` masks every token that the request allows."""
-    params = request.params
-    if params.min_tokens > 0 and params.allowed_token_ids and request.stop_ids.issuperset(params.allowed_token_ids):
-        raise RequestError(
-            f"min_tokens is {params.min_tokens}, but allowed_token_ids names only tokens that end the answer, and none "
-            "of them may be the first; allow another token, or set min_tokens to 0",
-            param="min_tokens",
-        )
 
 
 def _refusal(request_id: int, error: RequestError) -> StepOutput:

@@ -6,7 +6,8 @@ An explanation is computed when somebody asks, from the history alone; nothing i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import nlargest
 from typing import Any, NamedTuple
 
 from everystop.core.request import FinishReason
@@ -19,8 +20,10 @@ from everystop.observe.sentence import Story, sentence_of
 from everystop.observe.waterfall import Segment, segments_of
 from everystop.observe.wording import NameOf, number_name
 
+LIVE = ("running", "waiting")
 MAX_STEPS = 2000
-MAX_MATES = 20_000  # over all steps, such as 625 steps of 32 rows: most of what an explanation costs
+MAX_MATES = 20_000  # over all steps, such as 625 steps of 32 rows
+MAX_CHOICES = 8
 
 
 class Mate(NamedTuple):
@@ -49,7 +52,8 @@ class StepView(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """One sequence, or an HTTP request by the one of its sequences that ended last; all are in `choices` then.
+    """One sequence, or an HTTP request by the one of its `num_choices` sequences that ended last; the last eight to end
+    are in `choices` then.
 
     Times are integer nanoseconds; `ns_by_cause` sums to `e2e_ns` and `segments` cover it, both exactly. `received_ns`
     is of the engine's clock, all other times count from there. `steps` are thinned evenly where there are many.
@@ -75,6 +79,7 @@ class Explanation:
     num_steps: int
     tokens: list[Token]
     advice: list[Advice]
+    num_choices: int
     choices: list[Explanation]
 
     @property
@@ -111,33 +116,48 @@ def explain(history: History, request_ids: Sequence[int], *, now_ns: int, name_o
     `name_of` names other requests, None where the reader may not see them. Raises LookupError if none of the sequences
     is remembered, which is so for the oldest after a while.
     """
+    shown = _last_to_end(history, request_ids, now_ns, MAX_CHOICES)
+    headline = _explain_one(history, shown[0], now_ns, name_of, is_last=True)
+    if len(request_ids) == 1:
+        return headline
+    choices = [
+        _explain_one(history, each, now_ns, name_of, is_last=each is shown[0], max_mates=MAX_MATES // len(shown))
+        for each in sorted(shown, key=lambda trail: trail.request_id)
+    ]
+    return replace(headline, num_choices=len(request_ids), choices=choices)
+
+
+def tell(history: History, request_ids: Sequence[int], *, now_ns: int, name_of: NameOf) -> str:
+    """The sentence of that explanation alone, at a third of the cost; raises LookupError as well."""
+    (trail,) = _last_to_end(history, request_ids, now_ns, 1)
+    return sentence_of(Story(history, life_of(history, trail, now_ns), name_of, state_of(trail)))
+
+
+def _last_to_end(history: History, request_ids: Sequence[int], now_ns: int, num: int) -> list[Trail]:
+    """The sequences that ended last, or have not, the last one first; those that are forgotten are left out."""
+
+    def ended(trail: Trail) -> tuple[int, int]:
+        end = trail.finish or trail.refusal
+        return now_ns if end is None else end.now_ns, trail.request_id
+
     trails = [trail for i in request_ids if (trail := history.trails.get(i)) is not None]
     if not trails:
         raise LookupError(f"request {request_ids[0] if request_ids else ''} is not remembered")
-    last = max(trails, key=lambda trail: (_ended_ns(trail, now_ns), trail.request_id))
-    headline = _explain_one(history, last, now_ns, name_of, is_last=True)
-    if len(trails) == 1:
-        return headline
-    choices = [_explain_one(history, each, now_ns, name_of, is_last=each is last) for each in trails]
-    fields = {name: getattr(headline, name) for name in headline.__slots__}
-    return Explanation(**fields | {"choices": choices})
+    return nlargest(num, trails, key=ended)
 
 
-def _ended_ns(trail: Trail, now_ns: int) -> int:
-    end = trail.finish or trail.refusal
-    return now_ns if end is None else end.now_ns
-
-
-def _explain_one(history: History, trail: Trail, now_ns: int, name_of: NameOf, *, is_last: bool) -> Explanation:
+def _explain_one(
+    history: History, trail: Trail, now_ns: int, name_of: NameOf, *, is_last: bool, max_mates: int = MAX_MATES
+) -> Explanation:
     life = life_of(history, trail, now_ns, is_last=is_last)
     client, finish, arrival = trail.client, trail.finish, trail.arrival
     state, sums = state_of(trail), life.ns_by_cause()
     first_ns = life.first_token_ns
-    steps, num_steps = _steps(life, name_of)
+    steps, num_steps = _steps(life, name_of, max_mates)
     return Explanation(
         id=client.name if client is not None else name_of(trail.request_id) or number_name(trail.request_id),
         state=state,
-        is_live=not trail.is_over or (client is not None and is_last and client.delivered_ns is None),
+        is_live=state in LIVE or (client is not None and is_last and client.delivered_ns is None),
         sentence=sentence_of(Story(history, life, name_of, state)),
         received_ns=life.origin_ns,
         e2e_ns=life.e2e_ns,
@@ -155,24 +175,30 @@ def _explain_one(history: History, trail: Trail, now_ns: int, name_of: NameOf, *
         num_steps=num_steps,
         tokens=tokens_of(history, life, name_of),
         advice=advice_for(sums, life.e2e_ns),
+        num_choices=1,
         choices=[],
     )
 
 
 def state_of(trail: Trail) -> str:
-    """waiting, running, finished, aborted, failed or refused."""
+    """waiting, running, finished, aborted, failed or refused.
+
+    One that was answered before the engine had said how it ended has lost its client, or the engine.
+    """
     if trail.refusal is not None:
         return "refused"
     if trail.finish is not None:
         return {FinishReason.ABORT: "aborted", FinishReason.ERROR: "failed"}.get(trail.finish.reason, "finished")
+    if trail.client is not None and trail.client.delivered_ns is not None:
+        return "aborted" if trail.client.has_left else "failed"
     return "running" if len(trail.admits) > len(trail.preemptions) else "waiting"
 
 
-def _steps(life: Life, name_of: NameOf) -> tuple[list[StepView], int]:
+def _steps(life: Life, name_of: NameOf, max_mates: int) -> tuple[list[StepView], int]:
     """The steps to show, and how many there are."""
     served = life.served
     num_rows = sum(one.record.num_rows for one in served)
-    most = min(MAX_STEPS, len(served) if num_rows <= MAX_MATES else max(1, MAX_MATES * len(served) // num_rows))
+    most = min(MAX_STEPS, len(served) if num_rows <= max_mates else max(1, max_mates * len(served) // num_rows))
     if len(served) > most:
         served = [served[i * len(served) // most] for i in range(most)]
     names: dict[int, str | None] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -39,6 +39,7 @@ ACT_BYTES = 200
 RECENT_STEPS = 30_000  # ten minutes of steps of 20 ms
 DEFAULT_FINISHED = 10_000
 DEFAULT_BYTES = 256 << 20
+MAX_DIGITS = 19  # of a request's number
 
 
 def _now_ns(item: StepRecord | Act) -> int:
@@ -122,11 +123,13 @@ class StepRecord(NamedTuple):
 
 @dataclass(slots=True)
 class Client:
-    """One HTTP request: `name` is the id that its answer carries, `owner` whose key it was sent with.
+    """One HTTP request: `name` is the id that its answer carries, `given_name` the id that the client gave it itself,
+    `owner` whose key it was sent with.
 
     Its sequences (prompts times n) are `num` consecutive requests. `received_ns` is when the last byte of the body had
     been read, `submitted_ns` when the engine was told, `first_sent_ns` and `delivered_ns` when the first and the last
-    byte of the answer were given to the socket (None: not yet; a client that left never gets its last byte).
+    byte of the answer were given to the socket (None: not yet; comments that say how it waits do not count). A client
+    that `has_left` never gets its last byte: then `delivered_ns` is when the server saw it go.
     """
 
     name: str
@@ -137,6 +140,8 @@ class Client:
     submitted_ns: int
     first_sent_ns: int | None = None
     delivered_ns: int | None = None
+    given_name: str = ""
+    has_left: bool = False
 
     @property
     def request_ids(self) -> range:
@@ -251,9 +256,10 @@ class History:
         self.last_ns = 0
         self.num_refused = 0
         self.blocks: BlockEvent | None = None  # the last time that somebody asked
-        self._num_finished = num_finished
+        self.num_finished = num_finished
         self._max_bytes = max_bytes
         self._num_bytes = 0
+        self._given: dict[str, dict[str, Client]] = {}  # by the names that clients gave, then by ours
         self._over: deque[int] = deque()
         self._inbox: deque[Sequence[Event]] = deque()
         self._fit = StepTimeFit(step_times)
@@ -275,8 +281,22 @@ class History:
     def add_client(self, client: Client) -> None:
         """An HTTP request has been submitted; to be called before `catch_up` can meet its arrival."""
         self.clients[client.name] = client
+        if client.given_name:
+            self._given.setdefault(client.given_name, {})[client.name] = client
         for request_id in client.request_ids:
             self._trail(request_id).client = client
+
+    def clients_called(self, name: str) -> Iterator[Client]:
+        """The remembered clients that a name may mean: whose answer has that id; who gave it themselves, the last one
+        first; whose sequence has that number in the engine.
+        """
+        if name in self.clients:
+            yield self.clients[name]
+        yield from reversed(self._given.get(name, {}).values())
+        if name.isascii() and name.isdecimal() and len(name) < MAX_DIGITS:
+            trail = self.trails.get(int(name))
+            if trail is not None and trail.client is not None:
+                yield trail.client
 
     @property
     def step_times(self) -> StepTimeModel:
@@ -372,7 +392,7 @@ class History:
 
     def _forget(self) -> None:
         """Drop the oldest finished requests beyond the limits, then the steps and acts that nobody needs any more."""
-        while self._over and (len(self._over) > self._num_finished or self._num_bytes > self._max_bytes):
+        while self._over and (len(self._over) > self.num_finished or self._num_bytes > self._max_bytes):
             self._forget_request(self._over.popleft())
             if self._num_bytes > self._max_bytes:
                 self._forget_unneeded()
@@ -383,8 +403,16 @@ class History:
 
     def _forget_request(self, request_id: int) -> None:
         trail = self.trails.pop(request_id)
-        if trail.client is not None and not any(i in self.trails for i in trail.client.request_ids):
-            self.clients.pop(trail.client.name, None)
+        client = trail.client
+        if client is not None and not any(i in self.trails for i in client.request_ids):
+            self._forget_client(client)
+
+    def _forget_client(self, client: Client) -> None:
+        self.clients.pop(client.name, None)
+        namesakes = self._given.get(client.given_name, {})
+        namesakes.pop(client.name, None)
+        if not namesakes:
+            self._given.pop(client.given_name, None)
 
     def _forget_unneeded(self) -> None:
         """Steps and acts from before the oldest remembered request; the last ones stay for their own sake."""

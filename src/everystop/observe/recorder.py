@@ -12,7 +12,8 @@ A record is gzip-compressed JSON, one array or object a line:
     ["schedule", now_ns, num_rows, num_tokens, fingerprint of the plan]
     ["update", now_ns, execute_ns, rows, request_ids whose stop string was found, and if it is known: sample_ns]
     ["keys", request_id, [block keys]]
-    ["client", first_request_id, num, id of the answer, received_ns, submitted_ns, first_sent_ns, delivered_ns]
+    ["client", first_request_id, num, id of the answer, received_ns, submitted_ns, first_sent_ns, delivered_ns,
+               and if either says something: the id that the client gave, whether it left]
 
 and, only if the user asked for token ids:
 
@@ -144,7 +145,8 @@ class Recorder:
         while self._clients:
             client = self._clients.popleft()
             times = (client.received_ns, client.submitted_ns, client.first_sent_ns, client.delivered_ns)
-            self._write([["client", client.first_request_id, client.num, client.name, *times]])
+            extra = (client.given_name, client.has_left) if client.given_name or client.has_left else ()
+            self._write([["client", client.first_request_id, client.num, client.name, *times, *extra]])
 
     def _write(self, lines: Iterable[Any]) -> None:
         for line in lines:

@@ -37,18 +37,32 @@ def waiting_state(
     if trail is None or trail.is_over or (trail.arrival is not None and not trail.is_waiting):
         return None
     wait = queue.reason_of(request_id)
-    position = queue.position_of(request_id)
-    num_waiting = max(position, len(queue.ids))
+    num_before, num_untaken = _untaken(history, request_id)
+    position = queue.position_of(request_id) + (num_before if trail.arrival is None else 0)
+    num_waiting = len(queue.ids) + num_untaken
     rate = queue.boardings_per_s(now_ns)
     estimated_ns = None if rate is None else round(position / rate * NS_PER_S)
     reason = STEP_RUNNING if wait is None else wait.reason.value
-    text = f"position {position:,} of {num_waiting:,}: {_because(wait, request_id, name_of)}"
+    text = f"position {position:,} of {num_waiting:,}: {because(wait, request_id, name_of)}"
     if estimated_ns is not None:
         text += f"; about {duration(estimated_ns)}, at the rate of the last minute"
     return WaitingState(position, num_waiting, reason, text, estimated_ns)
 
 
-def _because(wait: WaitEvent | None, request_id: int, name_of: NameOf) -> str:
+def _untaken(history: History, request_id: int) -> tuple[int, int]:
+    """How many have been submitted and not yet taken by the engine: before this one, and in all. They are the last to
+    have come, since the engine takes them in order.
+    """
+    num_before = num = 0
+    for other_id, trail in reversed(history.trails.items()):
+        if trail.arrival is not None or trail.is_over:
+            break
+        num += 1
+        num_before += other_id < request_id
+    return num_before, num
+
+
+def because(wait: WaitEvent | None, request_id: int, name_of: NameOf) -> str:
     """The reason in plain words, and whose it is where it is not the request's own."""
     if wait is None:
         return "a step is running"

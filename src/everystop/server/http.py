@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 
 import httptools
@@ -204,6 +205,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._in_headers, self._header_bytes = True, 0
         self._end_deadline()
+        self.cycle.scope["received_ns"] = time.monotonic_ns()  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

@@ -40,9 +40,12 @@ def run(opening: Opening, sock: socket.socket) -> int:
         sock,
         opening.load,
         api_keys=config.api_key,
+        admin_keys=config.admin_key,
         tenants=opening.tenants,
         shutdown_timeout_s=config.shutdown_timeout,
         stats_interval_s=config.stats_interval,
+        explain_history=config.explain_history,
+        slow_log_ms=config.slow_log,
         on_ready=lambda model: print(opening.screen(), flush=True),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -104,8 +104,7 @@ class Record:
         elif kind == "keys":
             self.keys[line[1]] = [bytes.fromhex(key) for key in line[2]]
         elif kind == "client":
-            _, first_request_id, num, name, *times = line[:8]
-            self.clients.append(Client(name, "", first_request_id, num, *times))
+            self.clients.append(_client(*line[1:10]))
         elif kind == "prompt":
             _, group_id, token_ids, params, eos_token_ids = line
             self.prompts[group_id] = Prompt(tuple(token_ids), params, tuple(eos_token_ids))
@@ -168,3 +167,11 @@ class _Lines:
             self.is_truncated = True
         except OSError as error:
             raise RecordError(f"the record {path} cannot be read: {error.strerror}; name another file") from None
+
+
+def _client(first_request_id: int, num: int, name: str, *times_and_more: Any) -> Client:
+    """The client of a line; what only some lines say comes last."""
+    received_ns, submitted_ns, first_sent_ns, delivered_ns, given_name, has_left = (*times_and_more, "", False)[:6]
+    return Client(
+        name, "", first_request_id, num, received_ns, submitted_ns, first_sent_ns, delivered_ns, given_name, has_left
+    )
