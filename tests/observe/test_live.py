@@ -251,6 +251,7 @@ def test_a_reader_that_sees_some_gets_the_others_without_anything_of_theirs() ->
                     told = {key for key, value in one.items() if value is not None}
                     assert told <= {"id", "state", "slot", "admit_ns", "first_token_ns", "finish_ns", "sentence"}
                     assert one.get("sentence", "another request") == "another request"
+                    assert one.get("state", "waiting") in ("waiting", "running", "finished")
                 else:
                     assert one["name"] == f"mine-{one['id']}"
             for _, _, owner in message.get("kv", {"runs": []})["runs"]:

@@ -179,6 +179,8 @@ class LiveReader:
             "finish_ns": request.finish_ns,
         }
         if name is None:
+            if request.finish_ns is not None:
+                shown["state"] = "finished"  # how it ended is its own affair
             return shown | _NOT_OF_STRANGERS
         return shown | {
             "num_prompt_tokens": request.num_prompt_tokens,
