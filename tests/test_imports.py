@@ -54,6 +54,7 @@ ALLOWED = {
     },
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
     "everystop.observe.recorder": {
+        "everystop.observe.history:Client",
         "everystop.core.plan",
         "everystop.core.policy:PolicySettings",
         "everystop.core.recording:RECORD_VERSION",
@@ -119,9 +120,11 @@ ALLOWED = {
         ERRORS,
         DURATIONS,
     },
+    # What a record says of a run is remembered, and so shown, as a live server does it.
     "everystop.sim": {
         "everystop.core",
         "everystop.engine.loop",
+        "everystop.observe.history",
         "everystop.runner.calibration",
         "everystop.runner.simulated",
         PROTOCOL,

@@ -253,7 +253,13 @@ class Config:
         metavar="MS",
     )
     record: str | None = _setting(
-        None, "--record", "write every scheduler call to this file, for replay", group=SCHEDULER
+        None,
+        "--record",
+        "write every scheduler call to this file, for replay; without text or token ids",
+        group=SCHEDULER,
+    )
+    record_prompts: bool = _setting(
+        False, "--record-prompts", "write the token ids of prompts and answers to the record, too", group=SCHEDULER
     )
 
     def __post_init__(self) -> None:
@@ -277,6 +283,8 @@ class Config:
             )
         if not self.ageing > 0:
             raise ConfigError(f"--ageing is {self.ageing:g}; it must be above 0 seconds")
+        if self.record_prompts and self.record is None:
+            raise ConfigError("--record-prompts needs --record FILE; without a record there is nothing to add them to")
         for option in ("fair_quantum", "ttft_target_ms", "itl_target_ms"):
             if getattr(self, option) is not None:
                 check_honoured(option, self.policy)

@@ -11,8 +11,9 @@ from tests.core.fuzz import Episode
 from tests.core.hash_model import STEP_NS
 
 from everystop.core.events import AdmitEvent, ArrivalEvent, FinishEvent, PreemptEvent, StepEvent
-from everystop.core.plan import Row, StepPlan, StepResult
+from everystop.core.plan import StepPlan, StepResult
 from everystop.core.request import RequestState
+from everystop.core.rows import Row
 from everystop.engine.loop import Turn
 from everystop.observe.history import History
 

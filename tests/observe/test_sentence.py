@@ -15,8 +15,9 @@ from everystop.core.events import (
     WaitEvent,
     WaitReason,
 )
-from everystop.core.plan import Row, StepPlan
+from everystop.core.plan import StepPlan
 from everystop.core.request import FinishReason
+from everystop.core.rows import Row, Rows
 from everystop.observe.causes import LABELS, ORDER, Cause
 from everystop.observe.explain import Explanation, explain
 from everystop.observe.history import Client, History
@@ -211,7 +212,7 @@ def test_a_refusal_an_abort_and_a_failure_say_so() -> None:
 def lived(reason: WaitReason, behind: int = -1, *, is_passed_over: bool = False) -> Explanation:
     """A request that waited 90 ms for one reason, its own, everybody's, or that of the one ahead, and ran for 10."""
     wait = WaitEvent(1, 7 if is_passed_over or behind < 0 else behind, reason, 3, 2, behind if is_passed_over else -1)
-    plan = StepPlan(0, rows=[Row(7, 0, 4, 0, 3)])
+    plan = StepPlan(0, rows=Rows([Row(7, 0, 4, 0, 3)]))
     events: list[Event] = [
         ArrivalEvent(0, 7, 7, 0, 4, 1, "", 0),
         wait,

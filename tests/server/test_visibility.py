@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.server.parrot import ParrotServer, parrot, wait_until
+from tests.server.test_live import watching
 
 from everystop.core.errors import ConfigError
 from everystop.observe.history import Client, History
@@ -137,6 +138,23 @@ def test_who_is_in_the_way_of_a_waiting_request_is_not_named_to_others() -> None
             wait_until(lambda what=what: ask(server, "a-is-third", "a", what)[1]["state"] == "waiting")
             answer = json.dumps(ask(server, "a-is-third", "a", what)[1])
             assert not [secret for secret in secrets if secret in answer]
+
+
+def test_live_stream_names_ones_own_requests_alone() -> None:
+    with parrot(api_keys=("a", "b"), admin_keys=("root",)) as server, ExitStack() as stack:
+        server.runner.step_s = 0.005
+        for key in ("a", "b"):
+            stack.enter_context(server.held(bearer(key)))
+        names = {client.owner: name for name, client in server.service.state.history.clients.items()}
+        for key in ("a", "b", "root"):
+            watcher = stack.enter_context(watching(server, bearer(key)))
+            watcher.wait(lambda _, one=watcher: len(one.requests()) == 2)
+            seen = {one["name"] for one in watcher.requests().values()}
+            own = names.get(callers(("a", "b"), ("root",), Tenants())[key].owner)
+            assert seen == (set(names.values()) if key == "root" else {own, None})
+            assert watcher.messages[0]["server"]["sees"] == ("all" if key == "root" else "own")
+            told = json.dumps(watcher.messages)
+            assert not [name for name in names.values() if name in told and name not in seen]
 
 
 def test_keys_show_nowhere(keyed: ParrotServer) -> None:

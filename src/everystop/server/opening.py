@@ -83,7 +83,7 @@ class Opening:
         threads = num_threads(config)
         loaded = load_model(self._checkpoint, dtype=config.dtype, num_threads=threads, home=self._home)
         num_valid_tokens = min(tokenizer.num_ids, loaded.spec.vocab_size)
-        engine, capacity = build_engine(
+        engine, capacity, recorder = build_engine(
             config,
             loaded,
             eos_token_ids=tokenizer.eos_ids,
@@ -115,6 +115,7 @@ class Opening:
             ),
             num_blocks=capacity.num_blocks,
             tenant_names=tuple(self.tenants.by_name),
+            on_answered=None if recorder is None else recorder.client,
         )
 
     def _describe(self, loaded: LoadedModel, capacity: Capacity, threads: int) -> list[tuple[str, str]]:
