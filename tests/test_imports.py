@@ -45,6 +45,14 @@ ALLOWED = {
         "everystop.core.step_time",
         "everystop.core.step_time_fit",
     },
+    # A comparison holds histories, and can be read back from a file.
+    "everystop.observe.history_data": {
+        "everystop.core.events",
+        "everystop.core.request:FinishReason",
+        "everystop.core.step_time",
+        "everystop.observe.history",
+    },
+    "everystop.observe.comparison": {"everystop.observe.history", "everystop.observe.history_data"},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
     "everystop.observe.recorder": {
         "everystop.core.plan",
