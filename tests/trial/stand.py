@@ -12,7 +12,7 @@ from everystop.engine.engine import Engine
 from everystop.sim.workloads import Job, Workload
 from everystop.trial.bench import LentRunner
 
-NUM_BLOCKS, BLOCK_SIZE = 64, 16
+NUM_BLOCKS, BLOCK_SIZE = 256, 16
 
 
 def make_engine(
@@ -20,7 +20,7 @@ def make_engine(
 ) -> Engine:
     """A new engine that borrows the runner."""
     limits = Limits(
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=64, max_num_prefill_tokens=None, max_model_len=256
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=64, max_num_prefill_tokens=None, max_model_len=512
     )
     kv = KVCache(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, enable_prefix_caching=True)
     scheduler = Scheduler(limits, kv, make_policy(policy, batch_wait_ms * 1_000_000))

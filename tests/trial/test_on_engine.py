@@ -101,9 +101,9 @@ def test_timed_requests_are_sent_at_their_times_and_their_ids_follow_the_order_o
 
 
 def test_refused_requests_are_errors_and_their_client_goes_on() -> None:
-    jobs = (Job(prompt=tuple(range(300)), max_tokens=1), Job(prompt=(1,), max_tokens=3))
+    jobs = (Job(prompt=tuple(range(600)), max_tokens=1), Job(prompt=(1,), max_tokens=3))
     run = play(Workload("refused", 1, jobs))
-    assert "300" in (run.requests[0].error or "")
+    assert "600" in (run.requests[0].error or "")
     assert (run.requests[0].num_output_tokens, run.requests[1].num_output_tokens) == (0, 3)
     assert run.good == [run.requests[1]]
 
@@ -126,13 +126,13 @@ def test_an_engine_that_fails_ends_the_run(caplog: pytest.LogCaptureFixture) -> 
                 raise RuntimeError("out of order")
             return super().execute(plan)
 
-    runner = Failing(num_blocks=64, block_size=16)
+    runner = Failing(num_blocks=256, block_size=16)
     with pytest.raises(EngineDead, match="out of order"):
         play(stragglers(), runner=runner)
 
 
 def test_what_is_on_board_of_a_lent_runner_is_put_off_when_it_is_given_back() -> None:
-    runner = HashModelRunner(num_blocks=64, block_size=16, before_execute=lambda plan: time.sleep(0.005))
+    runner = HashModelRunner(num_blocks=256, block_size=16, before_execute=lambda plan: time.sleep(0.005))
     run = EngineRun(stragglers(long=200), make_engine(runner), Sampling())
 
     def interrupt(num_over: int, num_all: int) -> None:

@@ -41,7 +41,7 @@ def _headline(comparison: Comparison, policy: str) -> Iterator[str]:
     for gain in (*said.figures, *said.losses):
         yield _gain_line(gain)
     if not said.losses and any(gain.ratio is not None for gain in said.figures):
-        yield "  no other figure got worse beyond doubt"
+        yield "  no other figure got worse"
 
 
 def _gain_line(gain: Gain) -> str:
