@@ -12,7 +12,7 @@ import pytest
 from tests.core.hash_model import HashModelRunner, solo
 from tests.trial.stand import make_engine, make_runner, stragglers
 
-from everystop.core.errors import EngineDead
+from everystop.core.errors import EngineDead, RequestError
 from everystop.core.plan import StepPlan, StepResult
 from everystop.observe.comparison import Comparison, Run
 from everystop.sim.workloads import Job, Workload
@@ -231,3 +231,23 @@ def test_the_outputs_are_those_of_the_oracle() -> None:
     params = Sampling().params(0, workload.jobs[0])
     expected = solo(workload.jobs[0].prompt, params, limit_tokens=256).token_ids
     assert len(expected) == run.requests[0].num_output_tokens
+
+
+def test_what_no_engine_would_take_is_found_before_a_run() -> None:
+    workload = Workload("w", 1, (Job(prompt=(1,), max_tokens=1), Job(prompt=(1,), max_tokens=1 << 40)))
+    with pytest.raises(RequestError, match="max_tokens"):
+        EngineRun(workload, make_engine(make_runner()), Sampling())
+
+
+def test_a_run_that_cannot_go_on_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = EngineRun(replace(stragglers(), num_clients=1), make_engine(make_runner()), Sampling())
+    usual = run._send
+
+    def send(index: int) -> None:
+        if index == 3:
+            raise RuntimeError("nobody can send this")
+        usual(index)
+
+    monkeypatch.setattr(run, "_send", send)
+    with pytest.raises(EngineDead, match="nobody can send this"):
+        run.play("continuous", 0, 4, lambda num_over, num_all: None)

@@ -179,7 +179,7 @@ def on_engine(
         play,
         watcher,
         num_warm_up_jobs=2 * first.max_num_seqs,
-        settings=described | method(arguments, workload),
+        settings=described | method(arguments, workload, sampling.seed if sampling.temperature else None),
     )
 
 
@@ -212,14 +212,13 @@ def on_server(arguments: argparse.Namespace, workload: Workload, watcher: Watche
         url=arguments.url.rstrip("/").removesuffix("/v1"),
         model=arguments.model,
         api_key=key,
-        temperature=arguments.temperature,
         timeout_s=3600.0,
         max_run_s=86_400.0,
     )
     name = arguments.policies or SERVER
 
     def play(workload: Workload, policy: str, repeat: int, progress: Callable[[int, int], None]) -> Run:
-        return run_on_server(workload, target, policy, repeat)
+        return run_on_server(workload, target, policy, repeat, progress)
 
     return compare(
         workload,
@@ -228,7 +227,8 @@ def on_server(arguments: argparse.Namespace, workload: Workload, watcher: Watche
         play,
         watcher,
         num_warm_up_jobs=16,
-        settings={"backend": "openai", "url": target.url, "model_id": arguments.model} | method(arguments, workload),
+        settings={"backend": "openai", "url": target.url, "model_id": arguments.model}
+        | method(arguments, workload, None),
     )
 
 
@@ -250,11 +250,13 @@ def check_url(arguments: argparse.Namespace) -> None:
     for field in engine_fields():
         if hasattr(arguments, field.name):
             raise ConfigError(f"{field.metadata['flag']} has no effect with --url: the server has settings of its own")
+    if hasattr(arguments, "seed") or arguments.temperature:
+        raise ConfigError("--url asks for greedy outputs; leave --temperature and --seed out")
     if arguments.policies is not None and "," in arguments.policies:
         raise ConfigError("--policies names several, but a server has one; give the one name to show it under")
 
 
-def method(arguments: argparse.Namespace, workload: Workload) -> dict[str, Any]:
+def method(arguments: argparse.Namespace, workload: Workload, seed: int | None) -> dict[str, Any]:
     """How it was measured, whoever served."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -262,7 +264,7 @@ def method(arguments: argparse.Namespace, workload: Workload) -> dict[str, Any]:
         "load_average": os.getloadavg()[0],
         "num_clients": workload.num_clients or None,
         "temperature": arguments.temperature,
-        "seed": getattr(arguments, "seed", None),
+        "seed": seed,
         "workload_seed": arguments.workload_seed,
         "order": "policies in turns within each repeat, after a warm-up",
     }
