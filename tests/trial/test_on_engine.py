@@ -213,11 +213,12 @@ def test_a_signal_in_the_middle_of_a_run_ends_it() -> None:
     assert not runner.known_requests
 
 
-def test_the_warm_up_is_short_and_has_no_times() -> None:
-    workload = Workload("w", 0, tuple(Job(prompt=(i,), max_tokens=500, at_s=float(i)) for i in range(5)))
+def test_the_warm_up_is_short_and_has_no_times_and_no_prompt_of_the_workload() -> None:
+    workload = Workload("w", 0, tuple(Job(prompt=(i, 9), max_tokens=500, at_s=float(i)) for i in range(5)))
     warm = warm_up_workload(workload, 3)
     assert (warm.num_clients, len(warm.jobs)) == (3, 3)
     assert {(job.at_s, job.max_tokens) for job in warm.jobs} == {(None, 32)}
+    assert [job.prompt for job in warm.jobs] == [(9, 0), (9, 1), (9, 2)]
 
 
 def test_prompts_of_another_vocabulary_are_named() -> None:

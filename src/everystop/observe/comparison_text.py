@@ -11,7 +11,10 @@ from everystop.observe.gains import Gain, gains, headline, measures
 from everystop.observe.ratios import METHOD, Ratio
 from everystop.observe.slot_use import USES, expected_occupancy, slot_use
 
-NOT_SEEN = "A server's clients were measured, not its scheduler: slots, steps and waste are unknown."
+NOT_SEEN = (
+    "A server's clients were measured, not its scheduler: slots, steps and waste are unknown. From the second repeat on "
+    "its prefix cache, if it has one, knows the prompts."
+)
 
 
 def describe_comparison(comparison: Comparison) -> str:
@@ -126,7 +129,7 @@ def _middle(values: Sequence[float], is_rate: bool) -> str:
         return "–"
     value = median(known)
     if is_rate:
-        return f"{value:,.0f} /s"
+        return f"{value:,.0f} /s" if value >= 100 else f"{value:.3g} /s"
     return f"{value * 1e3:,.1f} ms" if value < 1 else f"{value:,.2f} s"
 
 
