@@ -16,13 +16,18 @@ NUM_BLOCKS, BLOCK_SIZE = 256, 16
 
 
 def make_engine(
-    runner: HashModelRunner, policy: str = "continuous", *, max_num_seqs: int = 4, batch_wait_ms: int = 20
+    runner: HashModelRunner,
+    policy: str = "continuous",
+    *,
+    max_num_seqs: int = 4,
+    batch_wait_ms: int = 20,
+    num_blocks: int = NUM_BLOCKS,
 ) -> Engine:
     """A new engine that borrows the runner."""
     limits = Limits(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=64, max_num_prefill_tokens=None, max_model_len=512
     )
-    kv = KVCache(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, enable_prefix_caching=True)
+    kv = KVCache(num_blocks=num_blocks, block_size=BLOCK_SIZE, enable_prefix_caching=True)
     scheduler = Scheduler(limits, kv, make_policy(policy, batch_wait_ms * 1_000_000))
     return Engine(scheduler, LentRunner(runner), eos_token_ids=())
 

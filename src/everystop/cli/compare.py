@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -11,12 +10,12 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from everystop.cli import settings
+from everystop.cli.compare_progress import progress_bars
 from everystop.cli.compare_requests import add_requests, read_requests
 from everystop.config import KV_CACHE, MODEL, POLICY_OPTIONS, SCHEDULER, Config, check_honoured
 from everystop.core.errors import ConfigError
@@ -287,33 +286,3 @@ def write(comparison: Comparison, folder: Path) -> list[str]:
 
     (folder / "report.json").write_text(json.dumps(report_data(comparison)) + "\n", encoding="utf-8")
     return ["report.json"]
-
-
-@contextlib.contextmanager
-def progress_bars(num_repeats: int, *, show: bool) -> Iterator[Watcher]:
-    """One bar on standard error for the run in progress; silent where nobody watches."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    layout = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*layout, console=console, transient=True, disable=not show, refresh_per_second=2) as bars:
-        task = bars.add_task("the model is being loaded", total=None)
-        yield Bars(partial(bars.update, task), num_repeats)
-
-
-@dataclasses.dataclass(slots=True)
-class Bars:
-    """Shows how far a comparison has come."""
-
-    update: Callable[..., None]
-    num_repeats: int
-
-    def begin(self, policy: str, repeat: int | None) -> None:
-        """A run begins."""
-        which = "warm-up" if repeat is None else f"{policy}, repeat {repeat + 1} of {self.num_repeats}"
-        self.update(description=which, completed=0)
-
-    def advance(self, num_over: int, num_all: int) -> None:
-        """So many of its requests are over."""
-        self.update(completed=num_over, total=num_all)

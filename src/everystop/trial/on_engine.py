@@ -190,7 +190,7 @@ class EngineRun:
         return Run(
             policy=policy,
             repeat=repeat,
-            duration_s=max(line.end_s for line in lines),
+            duration_s=max(0.0, *(line.end_s for line in lines)),
             requests=lines,
             start_ns=self._start_ns,
             max_num_seqs=max_num_seqs,

@@ -16,7 +16,7 @@ def run_on_server(workload: Workload, target: Target, policy: str, repeat: int, 
     return Run(
         policy=policy,
         repeat=repeat,
-        duration_s=max(line.end_s for line in lines),
+        duration_s=max(0.0, *(line.end_s for line in lines)),
         requests=lines,
         start_ns=0,
         max_num_seqs=0,
