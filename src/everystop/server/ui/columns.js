@@ -38,7 +38,7 @@ export function drawColumns(sheet, view, budget) {
     for (const column of columns) drawColumn(sheet, column, y);
   });
   rule(sheet, y(budget), `${budget}`, { dash: [6, 4], color: sheet.theme.ink });
-  drawDurations(sheet, axis, columns, split + GAP, bottom);
+  drawDurations(sheet, columns, split + GAP, bottom);
   clipped(sheet, 0, bottom, () => drawCursor(sheet, view, axis));
   drawAxis(sheet, axis);
 }
@@ -76,8 +76,8 @@ function drawColumn({ context, theme, ratio }, { left, right, step }, y) {
   }
 }
 
-/** @param {Sheet} sheet @param {Axis} axis @param {Column[]} columns @param {number} top @param {number} bottom */
-function drawDurations(sheet, axis, columns, top, bottom) {
+/** @param {Sheet} sheet @param {Column[]} columns @param {number} top @param {number} bottom */
+function drawDurations(sheet, columns, top, bottom) {
   const { context, theme } = sheet;
   const longest = columns.reduce((so_far, column) => Math.max(so_far, column.longest_ns), 1e6);
   /** @param {number} ns */

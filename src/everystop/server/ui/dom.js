@@ -50,14 +50,17 @@ export function requestLink(name, text) {
 /**
  * Fill a table: words of the columns, and rows of texts or elements.
  * @param {HTMLTableElement} table @param {string} caption @param {string[]} columns @param {(Node | string)[][]} rows
+ * @param {number[]} [numbers] columns that hold numbers
  */
-export function fillTable(table, caption, columns, rows) {
-  const heads = columns.map((column) => {
-    const head = /** @type {HTMLTableCellElement} */ (make("th", "", [column]));
-    head.scope = "col";
+export function fillTable(table, caption, columns, rows, numbers = []) {
+  /** @param {number} column */
+  const kind = (column) => (numbers.includes(column) ? "number" : "");
+  const heads = columns.map((column, i) => {
+    const head = /** @type {HTMLTableCellElement} */ (make(column === "" ? "td" : "th", kind(i), [column]));
+    if (column !== "") head.scope = "col";
     return head;
   });
-  const lines = rows.map((row) => make("tr", "", row.map((cell) => make("td", "", [cell]))));
+  const lines = rows.map((row) => make("tr", "", row.map((cell, i) => make("td", kind(i), [cell]))));
   table.replaceChildren(
     make("caption", "visually-hidden", [caption]),
     make("thead", "", [make("tr", "", heads)]),

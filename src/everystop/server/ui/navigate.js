@@ -10,11 +10,10 @@ const PAN = 0.15;
 
 /**
  * What a key does; everything else is left to the browser.
- * @param {View} view @param {(x: number, y: number) => number | null} slotAt
- * @param {(request: number | null) => void} pin
+ * @param {View} view @param {(request: number | null) => void} pin
  * @returns {Record<string, () => void>}
  */
-function actions(view, slotAt, pin) {
+function actions(view, pin) {
   /** @param {number} by */
   const step = (by) => {
     if (!view.isPaused) view.pause(true);
@@ -71,7 +70,7 @@ export function underCursor(view) {
  */
 export function navigate(surface, view, { slotAt = () => null, pin = () => undefined } = {}) {
   const { canvas } = surface;
-  const known = actions(view, slotAt, pin);
+  const known = actions(view, pin);
   canvas.addEventListener("keydown", (event) => {
     const act = known[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (act === undefined || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -41,13 +41,24 @@ export class Timeline {
   constructor(numSlots, maxSteps = 30_000) {
     this.numSlots = numSlots;
     this.maxSteps = maxSteps;
+    this.now_ns = 0;
+    this.start = 0;
     /** @type {Step[]} */
     this.steps = [];
     /** @type {Run[][]} */
-    this.runs = Array.from({ length: numSlots }, () => []);
+    this.runs = [];
     /** @type {Stay[][]} */
+    this.stays = [];
+    this.clear(numSlots);
+  }
+
+  /** Forget everything; positions go on. @param {number} numSlots */
+  clear(numSlots) {
+    this.start += this.steps.length;
+    this.numSlots = numSlots;
+    this.steps = [];
+    this.runs = Array.from({ length: numSlots }, () => []);
     this.stays = Array.from({ length: numSlots }, () => []);
-    this.start = 0;
   }
 
   /** One past the last position. */

@@ -34,7 +34,8 @@ export class View {
 
   /** The newest value of the axis. */
   get newest() {
-    return this.mode === "time" ? (this.timeline.last?.end_ns ?? 0) : this.timeline.end;
+    const { timeline } = this;
+    return this.mode === "time" ? Math.max(timeline.now_ns, timeline.last?.end_ns ?? 0) : timeline.end;
   }
 
   /** The oldest value of the axis. */
