@@ -11,7 +11,7 @@ import { BLOCKS, inkOf } from "./grammar.js";
  * @param {number} numBlocks @param {number} width @param {number} height @returns {Grid}
  */
 export function gridOf(numBlocks, width, height) {
-  for (let size = 16; size > 1; size -= size > 4 ? 1 : 0.5) {
+  for (let size = 26; size > 1; size -= size > 4 ? 1 : 0.5) {
     const columns = Math.max(1, Math.floor(width / size));
     if (Math.ceil(numBlocks / columns) * size <= height) return { size, columns, numBlocks };
   }

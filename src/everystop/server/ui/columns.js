@@ -1,7 +1,7 @@
 // Step composition: what each step computed, stacked against the budget, and below how long it took.
 
 import { KINDS, fillCell } from "./grammar.js";
-import { duration, ticks } from "./format.js";
+import { tick, ticks } from "./format.js";
 import { MARGIN, axisOf, clipped, drawAxis, drawCursor, rule } from "./plot.js";
 
 /** @typedef {import("./surface.js").Sheet} Sheet */
@@ -82,7 +82,7 @@ function drawDurations(sheet, columns, top, bottom) {
   const longest = columns.reduce((so_far, column) => Math.max(so_far, column.longest_ns), 1e6);
   /** @param {number} ns */
   const y = (ns) => bottom - (bottom - top) * (ns / (longest * 1.05));
-  for (const ns of ticks(0, longest, 2)) rule(sheet, y(ns), ns === 0 ? "0" : duration(ns));
+  for (const ns of ticks(0, longest, 2)) rule(sheet, y(ns), ns === 0 ? "0" : tick(ns));
   clipped(sheet, top - 4, bottom - top + 4, () => {
     context.strokeStyle = theme.ink;
     context.lineWidth = 1.5;

@@ -20,6 +20,14 @@ export function duration(ns) {
   return `${Math.floor(minutes / 1440)} days ${Math.floor((minutes % 1440) / 60)} h`;
 }
 
+/**
+ * A duration for an axis, without needless zeros: "5 s", "2.5 s", "200 ms".
+ * @param {number} ns @returns {string}
+ */
+export function tick(ns) {
+  return duration(ns).replace(/(\.\d*?)0+(?= )/, "$1").replace(/\.(?= )/, "");
+}
+
 /** @param {number} value @returns {string} */
 function significant(value) {
   if (value >= 99.95) return value.toFixed(0);
@@ -71,7 +79,7 @@ export function ticks(from, to, wanted) {
   const span = to - from;
   if (!(span > 0) || wanted < 1) return [];
   const power = 10 ** Math.floor(Math.log10(span / wanted));
-  const unit = [1, 2, 5, 10].find((factor) => span / (factor * power) <= wanted) ?? 10;
+  const unit = [1, 2, 5, 10].find((factor) => Math.floor(span / (factor * power)) <= wanted) ?? 10;
   const step = unit * power;
   const values = [];
   for (let i = Math.ceil(from / step); i * step <= to + step * 1e-9; i += 1) values.push(i * step);

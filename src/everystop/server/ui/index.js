@@ -23,6 +23,7 @@ import { tryOut } from "./tryout.js";
 import { follow } from "./stream.js";
 
 const PANELS = ["slots", "columns", "blocks", "strips"];
+const HINT = "Point at a bar to read it; click it to follow its request through all panels.";
 const CHARTS_MS = 100;
 const LISTS_MS = 500;
 const WORDS_MS = 2000;
@@ -43,7 +44,7 @@ const columns = new Surface(canvasOf("columns"), (sheet) =>
 );
 const blocks = new Surface(canvasOf("blocks"), (sheet) => drawBlocks(sheet, model.blocks, view.pinned));
 const strips = Object.entries({
-  "strip-tokens": () => stripOf("lines", model.tokensPerSecond),
+  "strip-tokens": () => stripOf("lines", model.tokensPerSecond.slice(0, -1)),
   "strip-load": () => loadStrip(),
   "strip-ttft": () => stripOf("dots", model.firstTokens),
   "strip-itl": () => stripOf("heat", model.gaps),
@@ -86,7 +87,8 @@ function take(message) {
   model.take(message);
   if (message.full) begin();
   if (document.hidden) return;
-  if (model.tiles !== null) tiles.show(model.tiles, model.now_ns);
+  tiles.show(model);
+  setText(byId("waiting-count"), counted(model.numWaiting, "request"));
   if (!view.isPaused && isDue("charts", calm.matches ? CALM_MS : CHARTS_MS)) drawCharts();
   if (message.full || isDue("lists", calm.matches ? CALM_MS : LISTS_MS)) showLists();
   if (message.full || isDue("words", WORDS_MS)) showWords();
@@ -112,7 +114,6 @@ function showLists() {
   if (server === null) return;
   const sees = server.sees === "own" ? ", your requests only" : "";
   setText(byId("server"), `${server.model} · version ${server.version} · up ${duration(model.uptime_s * 1e9)}${sees}`);
-  setText(byId("waiting-count"), counted(numWaiting, "request"));
   waitingRoom.show(model.waiting, numWaiting, model.now_ns, view.pinned);
   log.show(model.acts, model.numActs);
   recent.show(model);
@@ -145,7 +146,7 @@ function viewChanged() {
   const words = view.cursor === null ? [] : cursorWords(model, view.cursor);
   tip.show(words, tipPlace());
   if (view.isPaused && view.pinned === null) setText(byId("readout"), words.join("; "));
-  else if (view.pinned === null) setText(byId("readout"), "");
+  else if (view.pinned === null) setText(byId("readout"), HINT);
   if (view.isPaused && !byId("slots-table").hidden) showTable("slots");
 }
 
@@ -171,7 +172,7 @@ function pin(id) {
 function showPinned() {
   const readout = byId("readout");
   if (view.pinned === null) {
-    if (readout.querySelector("button") !== null) readout.replaceChildren();
+    if (readout.querySelector("button") !== null) readout.replaceChildren(HINT);
     return;
   }
   const words = pinnedWords(model, view.pinned);
@@ -239,7 +240,7 @@ function start() {
     keyOf(KINDS.decode, "decode"),
     keyOf(KINDS.prefill, "prefill"),
     keyOf(KINDS.waste, "padding"),
-    make("span", "key", ["tokens on a square-root scale; dashed: the budget; line below: how long the step took"]),
+    make("span", "muted", ["tokens on a square-root scale; dashed: the budget; line below: how long the step took"]),
   );
   byId("blocks-legend").append(...Object.values(BLOCKS).map((what) => keyOf(what, what.label)));
   view.listeners.push(viewChanged);
@@ -250,6 +251,7 @@ function start() {
   for (const strip of strips) navigate(strip, view, { pin });
   blocks.canvas.addEventListener("pointermove", readBlock);
   wireButtons();
+  setText(byId("readout"), HINT);
   tryOut(() => model.server?.model ?? "");
   follow(take, byId("connection"));
 }

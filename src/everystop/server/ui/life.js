@@ -1,7 +1,7 @@
 // The charts of one request's life: waterfall, batch-mates, tokens; all on one axis.
 
 import { KINDS, causeStyle, fillCell } from "./grammar.js";
-import { count, duration, ticks } from "./format.js";
+import { count, percent, tick, ticks } from "./format.js";
 import { MARGIN, clipped, drawAxis, rule } from "./plot.js";
 
 /** @typedef {import("./surface.js").Sheet} Sheet */
@@ -49,7 +49,7 @@ export function drawWaterfall(sheet, span, { causes, segments }) {
   const bottom = sheet.height - MARGIN.bottom;
   for (const [lane, { share }] of causes.entries()) {
     rule(sheet, TOP + (lane + 1) * LANE, "");
-    sheet.context.fillText(`${(share * 100).toFixed(share < 0.0995 ? 1 : 0)} %`, MARGIN.left - 6, TOP + (lane + 0.5) * LANE);
+    sheet.context.fillText(percent(share), MARGIN.left - 6, TOP + (lane + 0.5) * LANE);
   }
   clipped(sheet, 0, bottom, () => {
     for (const { start_ns, end_ns, cause } of segments) {
@@ -146,7 +146,7 @@ export function drawTokens(sheet, span, { tokens }) {
   const longest = tokens.reduce((so_far, token) => Math.max(so_far, token.gap_ns ?? 0), 1e6);
   /** @param {number} ns */
   const y = (ns) => bottom - (bottom - TOP - 12) * (ns / longest);
-  for (const ns of ticks(0, longest, 2)) rule(sheet, y(ns), ns === 0 ? "0" : duration(ns));
+  for (const ns of ticks(0, longest, 2)) rule(sheet, y(ns), ns === 0 ? "0" : tick(ns));
   clipped(sheet, 0, bottom, () => {
     for (const { at_ns, gap_ns, is_outlier } of tokens) {
       const x = axis.x(at_ns);

@@ -4,7 +4,7 @@ import { make, setText } from "./dom.js";
 
 /** @typedef {[number, number, string]} Act */
 
-const LINE = 40;
+const LINE = 50;
 const SPARE = 6;
 
 /** Owns a scrolling list of lines of equal height. */

@@ -31,6 +31,7 @@ const NS_PER_S = 1e9;
 const MAX_ACTS = 5_000;
 const MAX_REQUESTS = 5_000;
 const MEDIAN_STEPS = 256;
+const MAX_SECONDS = 600;
 const NUMBERS_A_ROW = 4;
 
 /** Owns all that the page knows. `take` folds one message in. */
@@ -72,8 +73,6 @@ export class LiveModel {
     /** How long the last steps took. @type {number[]} */
     this.durations = [];
     this.median_ns = 0;
-    this.second = -1;
-    this.secondTokens = 0;
   }
 
   #clear() {
@@ -84,8 +83,6 @@ export class LiveModel {
     this.slotHolders = [];
     this.durations = [];
     this.median_ns = 0;
-    this.second = -1;
-    this.secondTokens = 0;
   }
 
   /** Fold a message in. @param {any} message */
@@ -96,7 +93,7 @@ export class LiveModel {
     for (const request of message.requests ?? []) this.#takeRequest(request);
     for (const step of message.steps ?? []) this.#takeStep(step);
     this.timeline.now_ns = message.now_ns;
-    this.#closeSeconds(Math.floor(message.now_ns / NS_PER_S));
+    this.#addTokens(Math.floor(message.now_ns / NS_PER_S), 0);
     if (message.waiting !== undefined) this.waiting = message.waiting;
     this.numWaiting = message.num_waiting ?? this.waiting.length;
     if (message.kv !== undefined && message.kv !== null) this.blocks = message.kv.runs;
@@ -173,20 +170,22 @@ export class LiveModel {
   #countOutputs(step, request, outputs) {
     const last_ns = this.lastToken.get(request);
     this.lastToken.set(request, step.end_ns);
-    this.#closeSeconds(Math.floor(step.end_ns / NS_PER_S));
-    this.secondTokens += outputs;
+    this.#addTokens(Math.floor(step.end_ns / NS_PER_S), outputs);
     if (last_ns === undefined) return;
     this.gaps.push({ ns: step.end_ns, value: step.end_ns - last_ns });
   }
 
-  /** Seconds before this one are over. @param {number} second */
-  #closeSeconds(second) {
-    if (this.second < 0) this.second = second;
-    for (; this.second < second; this.second += 1) {
-      this.tokensPerSecond.push({ ns: this.second * NS_PER_S, value: this.secondTokens });
-      this.secondTokens = 0;
-      if (second - this.second > 600) this.second = second - 600;
+  /** Count tokens for a second; the series has a point for every second, also for those without a step.
+   * @param {number} second @param {number} tokens
+   */
+  #addTokens(second, tokens) {
+    const series = this.tokensPerSecond;
+    const last = series.length === 0 ? second - 1 : series[series.length - 1].ns / NS_PER_S;
+    for (let next = Math.max(last + 1, second - MAX_SECONDS); next <= second; next += 1) {
+      series.push({ ns: next * NS_PER_S, value: 0 });
     }
+    const point = series[series.length - 1 - Math.max(0, last - second)];
+    if (point !== undefined) point.value += tokens;
   }
 
   /** Slots without a row: held by a finished request, or on board without a token. @param {Step} step */

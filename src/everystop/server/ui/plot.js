@@ -42,7 +42,9 @@ export function rule({ context, width, theme }, y, text, { dash = [], color = th
   context.fillText(text, MARGIN.left - 6, y);
 }
 
-/** The words below: times before now, or step numbers. @param {Sheet} sheet @param {Axis} axis */
+/** The words below: times, or step numbers.
+ * @param {Sheet} sheet @param {{left: number, width: number, labels: () => {x: number, text: string}[]}} axis
+ */
 export function drawAxis({ context, width, height, theme }, axis) {
   const top = height - MARGIN.bottom;
   context.strokeStyle = theme.edge;

@@ -1,6 +1,6 @@
 // A stretch of one request's life on the screen, with zoom and cursor; times count from when it was received.
 
-import { duration, ticks } from "./format.js";
+import { tick, ticks } from "./format.js";
 
 const SHORTEST_NS = 1e5;
 
@@ -76,7 +76,7 @@ export class Span {
       labels: () =>
         ticks(from, to, Math.max(2, Math.floor(width / 90))).map((ns) => ({
           x: left + (ns - from) * scale,
-          text: ns === 0 ? "received" : duration(ns),
+          text: ns === 0 ? "received" : tick(ns),
         })),
     };
   }

@@ -1,7 +1,6 @@
 // Latency strips: small charts on the time axis of the slot chart, and the sparklines of the tiles.
 
-import { KINDS } from "./grammar.js";
-import { count, duration, ticks } from "./format.js";
+import { count, tick, ticks } from "./format.js";
 import { MARGIN, axisOf, clipped, drawAxis, drawCursor, rule } from "./plot.js";
 
 /** @typedef {import("./surface.js").Sheet} Sheet */
@@ -45,7 +44,7 @@ function drawLines(sheet, axis, strip, bottom) {
   clipped(sheet, 0, bottom + 1, () => {
     for (const [i, points] of lines.entries()) {
       const { isDashed = false } = strip.lines[i];
-      context.strokeStyle = isDashed ? theme.ink : KINDS.decode.fill;
+      context.strokeStyle = isDashed ? theme.ink : theme.link;
       context.lineWidth = 2;
       context.setLineDash(isDashed ? [5, 3] : []);
       stepLine(context, points, y, axis.left + axis.width);
@@ -74,7 +73,7 @@ function drawLogarithmic(sheet, axis, strip, bottom) {
   const [low, high] = decadesOf(points.map(({ value }) => value));
   /** @param {number} ns */
   const y = (ns) => bottom - (bottom - TOP) * (Math.log10(ns / low) / Math.log10(high / low));
-  for (const ns of DECADES) if (ns >= low && ns <= high) rule(sheet, y(ns), duration(ns));
+  for (const ns of DECADES) if (ns >= low && ns <= high) rule(sheet, y(ns), tick(ns));
   clipped(sheet, TOP - 4, bottom - TOP + 4, () => {
     if (strip.kind === "dots") drawDots(sheet, points, y);
     else drawHeat(sheet, points, low, y);
@@ -96,7 +95,7 @@ function decadesOf(values) {
 
 /** @param {Sheet} sheet @param {{x: number, value: number}[]} points @param {(ns: number) => number} y */
 function drawDots({ context, theme }, points, y) {
-  context.fillStyle = KINDS.decode.fill;
+  context.fillStyle = theme.link;
   context.strokeStyle = theme.panel;
   context.lineWidth = 1;
   for (const { x, value } of points) {
@@ -107,7 +106,7 @@ function drawDots({ context, theme }, points, y) {
   }
 }
 
-/** How many gaps fell into each cell of time and length; the more, the darker. @param {Sheet} sheet
+/** How many gaps fell into each cell of time and length; the more, the stronger. @param {Sheet} sheet
  * @param {{x: number, value: number}[]} points @param {number} low @param {(ns: number) => number} y
  */
 function drawHeat({ context, theme }, points, low, y) {

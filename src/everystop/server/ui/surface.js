@@ -19,6 +19,8 @@ function drawStale() {
   for (const surface of surfaces) surface.drawNow();
 }
 
+const NEARBY = { rootMargin: "100px" };
+
 export const FONT = "12px system-ui, sans-serif";
 
 /** Owns one canvas; `invalidate` has it drawn again in the next frame, if it is in sight. */
@@ -33,7 +35,7 @@ export class Surface {
     new IntersectionObserver((entries) => {
       this.isInSight = entries[entries.length - 1].isIntersecting;
       if (this.isInSight && this.isStale) this.invalidate();
-    }).observe(canvas);
+    }, NEARBY).observe(canvas);
     onTheme(() => this.invalidate());
   }
 

@@ -3,12 +3,28 @@
 import { counted, duration, percent, rate } from "./format.js";
 import { byId, make, setText } from "./dom.js";
 import { drawSpark } from "./strips.js";
+import { firstAbove } from "./timeline.js";
+import { quantile } from "./model.js";
 import { Surface } from "./surface.js";
 
 /** @typedef {import("./model.js").Tiles} Numbers */
-/** @typedef {{name: string, definition: string, text: (n: Numbers) => string, detail: (n: Numbers) => string, value: (n: Numbers) => number}} Tile */
+/** @typedef {import("./model.js").LiveModel} LiveModel */
+/** @typedef {{name: string, definition: string, text: (n: Numbers) => string, detail: (n: Numbers) => string, value: (n: Numbers) => number, past: (model: LiveModel, ns: number) => number}} Tile */
 
 const SECONDS = 60;
+const NS_PER_S = 1e9;
+
+/** The last step that had ended by then. @param {LiveModel} model @param {number} ns */
+function stepAt({ timeline }, ns) {
+  const step = timeline.at(timeline.positionAt(ns));
+  return step !== undefined && step.end_ns > ns ? timeline.at(timeline.positionAt(ns) - 1) : step;
+}
+
+/** Values of the minute before. @param {import("./strips.js").Point[]} points @param {number} ns */
+function within(points, ns) {
+  const first = firstAbove(points, ns - SECONDS * NS_PER_S, (point) => point.ns);
+  return points.slice(first, firstAbove(points, ns, (point) => point.ns)).map((point) => point.value);
+}
 
 /** @type {Tile[]} */
 const TILES = [
@@ -18,6 +34,7 @@ const TILES = [
     text: (n) => `${n.slots_busy} of ${n.slots}`,
     detail: (n) => `${percent(n.slots_busy / Math.max(n.slots, 1))} of the batch`,
     value: (n) => n.slots_busy,
+    past: (model, ns) => stepAt(model, ns)?.num_running ?? NaN,
   },
   {
     name: "Waiting",
@@ -25,6 +42,7 @@ const TILES = [
     text: (n) => `${n.num_waiting}`,
     detail: (n) => (n.num_waiting > 0 ? `oldest ${duration(n.oldest_wait_ns)}` : "nobody waits"),
     value: (n) => n.num_waiting,
+    past: (model, ns) => stepAt(model, ns)?.num_waiting ?? NaN,
   },
   {
     name: "KV cache",
@@ -32,6 +50,7 @@ const TILES = [
     text: (n) => percent(n.kv_used_share),
     detail: () => "of blocks in use",
     value: (n) => n.kv_used_share,
+    past: (model, ns) => 1 - (stepAt(model, ns)?.num_free ?? NaN) / (model.server?.num_blocks ?? 1),
   },
   {
     name: "Output",
@@ -39,6 +58,7 @@ const TILES = [
     text: (n) => rate(n.output_tokens_per_s),
     detail: () => "tokens a second",
     value: (n) => n.output_tokens_per_s,
+    past: (model, ns) => within(model.tokensPerSecond, ns).reduce((sum, value) => sum + value, 0) / SECONDS,
   },
   {
     name: "TTFT",
@@ -46,6 +66,7 @@ const TILES = [
     text: (n) => duration(n.ttft_p50_ns),
     detail: (n) => `p95 ${duration(n.ttft_p95_ns)}`,
     value: (n) => n.ttft_p50_ns ?? NaN,
+    past: (model, ns) => quantile(within(model.firstTokens, ns), 0.5),
   },
   {
     name: "ITL",
@@ -53,6 +74,7 @@ const TILES = [
     text: (n) => duration(n.itl_p50_ns),
     detail: (n) => `p99 ${duration(n.itl_p99_ns)}`,
     value: (n) => n.itl_p50_ns ?? NaN,
+    past: (model, ns) => quantile(within(model.gaps, ns), 0.5),
   },
 ];
 
@@ -88,19 +110,29 @@ export class VerdictStrip {
     });
   }
 
-  /** @param {Numbers} numbers @param {number} now_ns */
-  show(numbers, now_ns) {
-    const second = Math.floor(now_ns / 1e9);
+  /** Show the numbers; once a second the sparklines grow, and at first they are made from the steps.
+   * @param {LiveModel} model
+   */
+  show(model) {
+    const { tiles, now_ns } = model;
+    if (tiles === null) return;
+    const second = Math.floor(now_ns / NS_PER_S);
     const isNew = second !== this.second;
-    this.second = second;
     for (const { tile, value, detail, values, surface } of this.parts) {
-      setText(value, tile.text(numbers));
-      setText(detail, tile.detail(numbers));
+      setText(value, tile.text(tiles));
+      setText(detail, tile.detail(tiles));
       if (!isNew) continue;
-      values.push(tile.value(numbers));
+      if (values.length <= 1) values.splice(0, 1, ...pastOf(tile, model, second));
+      values.push(tile.value(tiles));
       if (values.length > SECONDS) values.shift();
       surface.invalidate();
     }
-    setText(byId("verdict"), verdict(numbers));
+    this.second = second;
+    setText(byId("verdict"), verdict(tiles));
   }
+}
+
+/** @param {Tile} tile @param {LiveModel} model @param {number} second */
+function pastOf(tile, model, second) {
+  return Array.from({ length: SECONDS - 1 }, (_, i) => tile.past(model, (second - SECONDS + 1 + i) * NS_PER_S));
 }

@@ -2,11 +2,12 @@
 
 import { causeStyle, paint } from "./grammar.js";
 import { count, counted, duration, percent } from "./format.js";
-import { byId, fillTable, keyOf, make, setText } from "./dom.js";
+import { byId, fillTable, keyOf, make, requestLink, setText } from "./dom.js";
 
 /** @typedef {import("./life.js").Explanation} Explanation */
 
 const MAX_LATE = 100;
+const MAX_MATES = 30;
 const ROOM = 0.06;
 
 /** @param {string} id @returns {HTMLTableElement} */
@@ -25,7 +26,7 @@ export function showFacts(e) {
     ["output tokens", count(e.num_output_tokens)],
     ["finish", e.finish_reason ?? "–"],
   ];
-  if (e.num_preemptions > 0) facts.push(["preemptions", `${e.num_preemptions}, ${counted(e.num_recomputed_tokens, "token")} again`]);
+  if (e.num_preemptions > 0) facts.push([`preempted; ${counted(e.num_recomputed_tokens, "token")} again`, counted(e.num_preemptions, "time")]);
   byId("facts").replaceChildren(
     ...facts.map(([term, value]) => make("div", "", [make("dt", "", [term]), make("dd", "", [value])])),
   );
@@ -69,6 +70,24 @@ export function showLate({ tokens }) {
     .slice(0, MAX_LATE)
     .map(({ number, at_ns, gap_ns, step_id, why }) => [`${number}`, duration(at_ns), duration(gap_ns), `${step_id}`, why ?? ""]);
   fillTable(tableIn("late"), "Late tokens, the longest gap first", ["token", "at", "gap", "step", "why"], rows);
+}
+
+/** Who was in the same steps, those with the most prompt tokens first: they may have stretched them. @param {Explanation} e */
+export function showMates({ steps }) {
+  /** @type {Map<string, {steps: number, prompt: number}>} */
+  const mates = new Map();
+  for (const { id, num_tokens } of steps.flatMap((step) => step.mates)) {
+    if (id === null) continue;
+    const mate = mates.get(id) ?? { steps: 0, prompt: 0 };
+    mates.set(id, { steps: mate.steps + 1, prompt: mate.prompt + (num_tokens > 1 ? num_tokens : 0) });
+  }
+  byId("mates-panel").hidden = mates.size === 0;
+  const rows = [...mates]
+    .sort(([, one], [, other]) => other.prompt - one.prompt || other.steps - one.steps)
+    .slice(0, MAX_MATES)
+    .map(([id, mate]) => [requestLink(id, id), count(mate.steps), count(mate.prompt)]);
+  const columns = ["request", "steps shared", "prompt tokens in them"];
+  fillTable(tableIn("mates-list"), "Who shared its steps", columns, rows, [1, 2]);
 }
 
 /** @param {Explanation} e */

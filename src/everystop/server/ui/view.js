@@ -1,6 +1,6 @@
 // Which part of a timeline is on the screen, for all charts that share it: by the clock or by step number.
 
-import { duration, ticks } from "./format.js";
+import { tick, ticks } from "./format.js";
 
 /** @typedef {import("./timeline.js").Timeline} Timeline */
 /** @typedef {import("./timeline.js").Step} Step */
@@ -168,7 +168,7 @@ export class Axis {
     const wanted = Math.max(2, Math.floor(this.width / 90));
     if (this.mode === "steps") return this.#stepLabels(wanted);
     const values = ticks(this.from - this.to, 0, wanted);
-    return values.map((value) => ({ x: this.x(this.to + value), text: value === 0 ? "now" : duration(value) }));
+    return values.map((value) => ({ x: this.x(this.to + value), text: value === 0 ? "now" : tick(value) }));
   }
 
   /** @param {number} wanted */
