@@ -1,4 +1,4 @@
-"""A Chromium for the tests of pages: the system's own, driven by Playwright. Without either, these tests are skipped."""
+"""A Chromium for the tests of pages: the system's own, driven by Playwright. Without either, they are skipped."""
 
 from __future__ import annotations
 

@@ -179,9 +179,8 @@ class Run:
 
     def _blocks(self) -> list[list[Any]]:
         runs: list[list[Any]] = [["s", 2, -1]]
-        for one in self.slots:
-            if one is not None and one.state == "running":
-                runs.append(["p", -(-(one.prompt + one.written) // BLOCK), one.id])
+        running = [one for one in self.slots if one is not None and one.state == "running"]
+        runs += [["p", -(-(one.prompt + one.written) // BLOCK), one.id] for one in running]
         used = sum(run[1] for run in runs)
         return [*runs, ["e", 4, -1], ["f", max(BLOCKS - used - 4, 0), -1]]
 

@@ -25,6 +25,7 @@ import { follow } from "./stream.js";
 const PANELS = ["slots", "columns", "blocks", "strips"];
 const HINT = "Point at a bar to read it; click it to follow its request through all panels.";
 const CHARTS_MS = 100;
+const NUMBERS_MS = 250;
 const LISTS_MS = 500;
 const WORDS_MS = 2000;
 const CALM_MS = 1000;
@@ -72,7 +73,7 @@ function loadStrip() {
 }
 
 /** Last time each kind of panel was shown. @type {Record<string, number>} */
-const shown = { charts: 0, lists: 0, words: 0 };
+const shown = { charts: 0, strips: 0, numbers: 0, lists: 0, words: 0 };
 
 /** Whether it is time again. @param {string} what @param {number} every_ms */
 function isDue(what, every_ms) {
@@ -87,9 +88,9 @@ function take(message) {
   model.take(message);
   if (message.full) begin();
   if (document.hidden) return;
-  tiles.show(model);
-  setText(byId("waiting-count"), counted(model.numWaiting, "request"));
-  if (!view.isPaused && isDue("charts", calm.matches ? CALM_MS : CHARTS_MS)) drawCharts();
+  if (!view.isPaused && isDue("charts", calm.matches ? CALM_MS : CHARTS_MS)) drawCharts([slots, columns]);
+  if (!view.isPaused && isDue("strips", calm.matches ? CALM_MS : LISTS_MS)) drawCharts(strips);
+  if (message.full || isDue("numbers", calm.matches ? CALM_MS : NUMBERS_MS)) showNumbers();
   if (message.full || isDue("lists", calm.matches ? CALM_MS : LISTS_MS)) showLists();
   if (message.full || isDue("words", WORDS_MS)) showWords();
 }
@@ -102,11 +103,18 @@ function begin() {
   setText(byId("policy"), server.policy);
   byId("try").hidden = !server.can_send_test;
   document.title = `Everystop: ${server.model}`;
-  drawCharts();
+  view.pinned = null;
+  view.changed();
 }
 
-function drawCharts() {
-  for (const surface of [slots, columns, ...strips]) surface.invalidate();
+/** @param {Surface[]} surfaces */
+function drawCharts(surfaces) {
+  for (const surface of surfaces) surface.invalidate();
+}
+
+function showNumbers() {
+  tiles.show(model);
+  setText(byId("waiting-count"), counted(model.numWaiting, "request"));
 }
 
 function showLists() {
@@ -139,7 +147,7 @@ function showTable(panel) {
 
 /** Somebody has moved the view or the cursor. */
 function viewChanged() {
-  drawCharts();
+  drawCharts([slots, columns, ...strips]);
   byId("pause").setAttribute("aria-pressed", String(view.isPaused));
   setText(byId("pause"), view.isPaused ? "Go on" : "Pause");
   byId("steps").setAttribute("aria-pressed", String(view.mode === "steps"));

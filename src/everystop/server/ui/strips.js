@@ -1,6 +1,7 @@
 // Latency strips: small charts on the time axis of the slot chart, and the sparklines of the tiles.
 
 import { count, tick, ticks } from "./format.js";
+import { firstAbove } from "./timeline.js";
 import { MARGIN, axisOf, clipped, drawAxis, drawCursor, rule } from "./plot.js";
 
 /** @typedef {import("./surface.js").Sheet} Sheet */
@@ -28,9 +29,10 @@ export function drawStrip(sheet, view, strip, hasAxis) {
 
 /** Points in sight, and the one before. @param {Axis} axis @param {Point[]} points */
 function inSight(axis, points) {
-  const seen = points.map(({ ns, value }) => ({ x: axis.ofTime(ns), value }));
-  const first = seen.findIndex(({ x }) => x >= axis.left);
-  return first === -1 ? seen.slice(-1) : seen.slice(Math.max(first - 1, 0));
+  const [from, to] = axis.times;
+  const first = Math.max(firstAbove(points, from, ({ ns }) => ns) - 1, 0);
+  const last = firstAbove(points, to, ({ ns }) => ns);
+  return points.slice(first, last).map(({ ns, value }) => ({ x: axis.ofTime(ns), value }));
 }
 
 /** @param {Sheet} sheet @param {Axis} axis @param {Strip} strip @param {number} bottom */

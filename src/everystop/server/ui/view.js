@@ -134,6 +134,12 @@ export class Axis {
     return this.left + (value - this.from) * this.scale;
   }
 
+  /** The first and the last moment in sight. @returns {[number, number]} */
+  get times() {
+    if (this.mode === "time") return [this.from, this.to];
+    return [this.timeline.at(this.first)?.begin_ns ?? 0, this.timeline.at(this.last)?.end_ns ?? 0];
+  }
+
   /** Pixel of a moment. @param {number} ns @returns {number} */
   ofTime(ns) {
     if (this.mode === "time") return this.x(ns);
