@@ -58,6 +58,16 @@ def test_sentence_facts_late_tokens_mates_and_advice_are_told(open_page: Open, s
     assert "--max-num-seqs" in watched.text("#advice")
 
 
+def test_ids_of_others_in_a_sentence_are_links(open_page: Open, server: FakeServer) -> None:
+    other = "cmpl-0abb61402a597b227a0d6d1d"
+    sentence = f"{NAME} waited for {other} <b>(12 tokens)</b> and for another request."
+    server.explanations[NAME] = explanation(5, sentence=sentence)
+    watched = shown(open_page, server)
+    assert watched.text("#sentence") == sentence
+    links = watched.page.locator("#sentence a")
+    assert [link.get_attribute("href") for link in links.all()] == [f"/ui/r/{other}"]
+
+
 def test_the_charts_are_drawn_and_zoom(open_page: Open, server: FakeServer) -> None:
     watched = shown(open_page, server, height=1800)
     page = watched.page

@@ -47,6 +47,16 @@ export function requestLink(name, text) {
   return link;
 }
 
+const IDS = /((?:chat)?cmpl-[0-9A-Za-z]{6,})/;
+
+/**
+ * A text in which the ids of other requests are links.
+ * @param {string} text @param {string} own the id of the page's own request @returns {(Node | string)[]}
+ */
+export function linked(text, own) {
+  return text.split(IDS).map((part, i) => (i % 2 === 1 && part !== own ? requestLink(part, part) : part));
+}
+
 /**
  * Fill a table: words of the columns, and rows of texts or elements.
  * @param {HTMLTableElement} table @param {string} caption @param {string[]} columns @param {(Node | string)[][]} rows

@@ -9,7 +9,7 @@ import { Tip } from "./tip.js";
 import { drawMates, drawTokens, drawWaterfall, waterfallHeight } from "./life.js";
 import { lifeWords } from "./life-words.js";
 import { pilot } from "./pilot.js";
-import { showAdvice, showBlame, showFacts, showLate, showMates, showSegments } from "./verdicts.js";
+import { showAdvice, showBlame, showFacts, showLate, showMates, showSegments, showSentence } from "./verdicts.js";
 import { KeyNeeded, ServerError, askForKey, getJson } from "./api.js";
 import { byId, canvasOf, keyOf, setText } from "./dom.js";
 import { chooseTheme } from "./theme.js";
@@ -45,8 +45,7 @@ function show(explanation) {
   const choice = /** @type {HTMLSelectElement} */ (byId("choice")).value;
   shown = explanation.choices?.[Number(choice)] ?? explanation;
   setText(byId("state"), shown.state);
-  setText(byId("sentence"), shown.sentence);
-  for (const part of [showFacts, showBlame, showLate, showMates, showAdvice]) part(shown);
+  for (const part of [showSentence, showFacts, showBlame, showLate, showMates, showAdvice]) part(shown);
   byId("life-panel").hidden = shown.segments.length === 0;
   canvasOf("waterfall").style.height = `${waterfallHeight(shown.causes)}px`;
   const thinned = shown.steps_thinned ? ", thinned evenly" : "";

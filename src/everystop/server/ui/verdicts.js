@@ -2,7 +2,7 @@
 
 import { causeStyle, paint } from "./grammar.js";
 import { count, counted, duration, percent } from "./format.js";
-import { byId, fillTable, keyOf, make, requestLink, setText } from "./dom.js";
+import { byId, fillTable, keyOf, linked, make, requestLink, setText } from "./dom.js";
 
 /** @typedef {import("./life.js").Explanation} Explanation */
 
@@ -30,6 +30,17 @@ export function showFacts(e) {
   byId("facts").replaceChildren(
     ...facts.map(([term, value]) => make("div", "", [make("dt", "", [term]), make("dd", "", [value])])),
   );
+}
+
+/** What is said of the request as a whole. @param {Explanation} e */
+export function showSentence(e) {
+  const sentence = byId("sentence");
+  if (sentence.textContent !== e.sentence) sentence.replaceChildren(...linked(e.sentence, e.id));
+}
+
+/** A text of a table, with links. @param {string | null} text */
+function cell(text) {
+  return make("span", "", linked(text ?? "", ""));
 }
 
 /** The bar, and its parts as a table that ends with the sum. @param {Explanation} e */
@@ -68,7 +79,7 @@ export function showLate({ tokens }) {
   const rows = late
     .sort((one, other) => (other.gap_ns ?? 0) - (one.gap_ns ?? 0))
     .slice(0, MAX_LATE)
-    .map(({ number, at_ns, gap_ns, step_id, why }) => [`${number}`, duration(at_ns), duration(gap_ns), `${step_id}`, why ?? ""]);
+    .map(({ number, at_ns, gap_ns, step_id, why }) => [`${number}`, duration(at_ns), duration(gap_ns), `${step_id}`, cell(why)]);
   fillTable(tableIn("late"), "Late tokens, the longest gap first", ["token", "at", "gap", "step", "why"], rows);
 }
 
@@ -106,7 +117,7 @@ export function showSegments(box, { segments, causes }) {
     duration(start_ns),
     duration(end_ns - start_ns),
     count(num_steps),
-    detail ?? "",
+    cell(detail),
   ]);
   const table = /** @type {HTMLTableElement} */ (box.firstElementChild);
   fillTable(table, "Its life in segments", ["cause", "from", "for", "steps", "detail"], rows, [1, 2, 3]);
