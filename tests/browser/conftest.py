@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.browser.watched import ARGUMENTS, Watched
-
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+from tests.browser.watched import Watched
+from tools.chromium import ARGUMENTS, MISSING, find_chromium
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """One browser for all tests of a module; its event loop would be in the way of tests elsewhere."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is in the test extra")
-    path = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    path = find_chromium()
     if path is None:
-        pytest.skip("needs Chromium, and none is on the PATH (Debian: apt install chromium)")
+        pytest.skip(MISSING)
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         yield browser
