@@ -69,9 +69,12 @@ def take(browser: Browser, url: str, folder: Path, name: str) -> None:
 
 
 def with_palette(picture: bytes) -> bytes:
-    """The same picture in 256 colours, at a third of the size."""
+    """The same picture in its 250 most frequent colours, at a third of the size; those of the grammar stay exact."""
     packed, image = io.BytesIO(), Image.open(io.BytesIO(picture)).convert("RGB")
-    image.quantize(256, dither=Image.Dither.NONE).save(packed, "PNG", optimize=True)
+    frequent = sorted(image.getcolors(1 << 24) or [], reverse=True)[:250]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([channel for _, color in frequent for channel in color])
+    image.quantize(palette=palette, dither=Image.Dither.NONE).save(packed, "PNG", optimize=True)
     return packed.getvalue()
 
 

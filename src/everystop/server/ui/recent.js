@@ -43,7 +43,7 @@ function textsOf(request) {
     count(request.num_output_tokens),
     duration(between(request.arrival_ns, request.admit_ns)),
     duration(between(request.arrival_ns, request.first_token_ns)),
-    duration(request.max_gap_ns),
+    duration((request.num_output_tokens ?? 0) > 1 ? request.max_gap_ns : null),
     duration(between(request.arrival_ns, request.finish_ns)),
     request.blame ?? "",
   ];

@@ -16,6 +16,7 @@ import { chooseTheme } from "./theme.js";
 
 /** @typedef {import("./life.js").Explanation} Explanation */
 
+const HINT = "Point at a chart to read it.";
 const LIVE_MS = 1000;
 const RETRY_MS = 4000;
 const ZOOM = 1.5;
@@ -81,7 +82,7 @@ function describe(e) {
 function spanChanged() {
   for (const surface of charts) surface.invalidate();
   const words = shown === null || span.cursor_ns === null ? [] : lifeWords(shown, span.cursor_ns);
-  setText(byId("readout"), words.join("; "));
+  setText(byId("readout"), words.join("; ") || HINT);
   const width = charts[0].canvas.clientWidth - MARGIN.left - MARGIN.right;
   const x = span.cursor_ns === null ? 0 : span.axis(MARGIN.left, width).x(span.cursor_ns);
   tip.show(words, span.cursor_ns === null ? null : { x, y: charts[0].canvas.clientHeight });
@@ -129,6 +130,13 @@ async function pause(ms) {
   }
 }
 
+/** When it first got a place, by the end of its first wait. */
+function boarding() {
+  const segments = shown?.segments ?? [];
+  const first = segments.find(({ cause }) => cause !== "receive" && !cause.startsWith("queue"));
+  return first?.start_ns ?? 0;
+}
+
 function toggleTable() {
   const table = byId("life-table");
   table.hidden = !table.hidden;
@@ -141,6 +149,7 @@ function start() {
   chooseTheme(/** @type {HTMLSelectElement} */ (byId("theme")));
   document.title = `Everystop: ${name}`;
   setText(byId("name"), name);
+  setText(byId("readout"), HINT);
   byId("life-legend").append(
     keyOf(KINDS.prefill, "its own prompt"),
     keyOf(KINDS.decode, "its own token"),
@@ -153,6 +162,7 @@ function start() {
   byId("zoom-in").addEventListener("click", () => span.zoom(1 / ZOOM));
   byId("zoom-out").addEventListener("click", () => span.zoom(ZOOM));
   byId("whole").addEventListener("click", () => span.showWhole());
+  byId("on-board").addEventListener("click", () => span.show(boarding(), span.total_ns));
   byId("life-as-table").addEventListener("click", toggleTable);
   byId("choice").addEventListener("change", () => answer !== null && show(answer));
   load();

@@ -32,6 +32,11 @@ export class Span {
     this.changed();
   }
 
+  /** @param {number} from @param {number} to */
+  show(from, to) {
+    this.#place(from, Math.max(to - from, SHORTEST_NS));
+  }
+
   /** Show `factor` times as much, keeping the cursor or the middle where it is. @param {number} factor @param {number} [share] */
   zoom(factor, share) {
     const held = share ?? (this.cursor_ns === null ? 0.5 : (this.cursor_ns - this.from) / (this.to - this.from));
