@@ -102,6 +102,7 @@ def test_a_paused_view_stays_while_steps_go_on_coming(open_page: Open, server: F
     page.click("#pause")
     page.evaluate("document.getElementById('slots').toDataURL()")
     before = page.evaluate("document.getElementById('slots').toDataURL()")
+    page.wait_for_timeout(600)
     server.send(run.message(40))
     watched.wait_for_text("#server", f"{(run.now_ns - 5_000_000_000_000) / 1e9:.1f}")
     assert page.evaluate("document.getElementById('slots').toDataURL()") == before
@@ -128,6 +129,52 @@ def test_a_click_pins_the_request_under_the_pointer(open_page: Open, server: Fak
     watched.wait_for_text("#readout", "is pinned")
     watched.page.click("#readout button")
     watched.wait_for_text("#readout", "Point at a bar")
+
+
+def test_the_pinned_request_is_marked_in_all_panels(open_page: Open, server: FakeServer, run: Run) -> None:
+    one = next(one for one in run.slots if one is not None)
+    server.first[0]["acts"].append([run.now_ns, run.step_id, f"step {run.step_id}: kept r{one.id}, not r{one.id}0"])
+    server.first[0]["acts"].append([run.now_ns, run.step_id, f"step {run.step_id}: kept r{one.id}0"])
+    watched = live(open_page, server, height=2200)
+    page = watched.page
+    page.focus("#slots")
+    for key in ("Space", "ArrowLeft", *["ArrowDown"] * (one.slot + 1), "Enter"):
+        page.keyboard.press(key)
+    watched.wait_for_text("#readout", f"r{one.id} is pinned")
+    assert watched.text("#recent tr.pinned th") == f"r{one.id}"
+    assert page.locator("#log li").nth(0).get_attribute("class") != "pinned"
+    assert page.locator("#log li").nth(1).get_attribute("class") == "pinned"
+
+
+def test_the_slot_chart_can_be_saved_as_a_picture(open_page: Open, server: FakeServer, run: Run) -> None:
+    watched = live(open_page, server)
+    with watched.page.expect_download() as download:
+        watched.page.click("#save")
+    assert download.value.suggested_filename == f"slots-step-{run.step_id}.png"
+    assert download.value.path().read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_stream_that_ends_says_why(open_page: Open, server: FakeServer, run: Run) -> None:
+    watched = live(open_page, server)
+    server.send(run.message(1, end="the server is shutting down"))
+    server.end_streams()
+    watched.wait_for_text("#connection", "the server is shutting down; trying again")
+
+
+def test_a_first_minute_in_several_messages_fills_the_sparklines(open_page: Open, server: FakeServer) -> None:
+    run = Run()
+    server.first = [run.full(400) | {"more": True}, run.message(400) | {"more": True}, run.message(400)]
+    watched = live(open_page, server)
+    page = watched.page
+    page.wait_for_function("document.querySelector('.spark').width > 50")
+    drawn = page.evaluate(
+        """[...document.querySelectorAll('.spark')].map(canvas => {
+            const {data} = canvas.getContext('2d').getImageData(canvas.width * 0.7, 0, canvas.width * 0.1, canvas.height);
+            return data.some(value => value > 0);
+        })"""
+    )
+    assert drawn == [True] * 6
+    assert page.evaluate("document.getElementById('waiting').children.length") == len(run.waiting)
 
 
 @pytest.mark.parametrize(

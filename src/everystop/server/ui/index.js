@@ -87,12 +87,12 @@ function isDue(what, every_ms) {
 function take(message) {
   model.take(message);
   if (message.full) begin();
-  if (document.hidden) return;
+  if (document.hidden || message.more) return;
   if (!view.isPaused && isDue("charts", calm.matches ? CALM_MS : CHARTS_MS)) drawCharts([slots, columns]);
   if (!view.isPaused && isDue("strips", calm.matches ? CALM_MS : LISTS_MS)) drawCharts(strips);
-  if (message.full || isDue("numbers", calm.matches ? CALM_MS : NUMBERS_MS)) showNumbers();
-  if (message.full || isDue("lists", calm.matches ? CALM_MS : LISTS_MS)) showLists();
-  if (message.full || isDue("words", WORDS_MS)) showWords();
+  if (isDue("numbers", calm.matches ? CALM_MS : NUMBERS_MS)) showNumbers();
+  if (isDue("lists", calm.matches ? CALM_MS : LISTS_MS)) showLists();
+  if (isDue("words", WORDS_MS)) showWords();
 }
 
 /** The first message of a stream has come: the page fits itself to the server. */
@@ -103,6 +103,7 @@ function begin() {
   setText(byId("policy"), server.policy);
   byId("try").hidden = !server.can_send_test;
   document.title = `Everystop: ${server.model}`;
+  for (const what of Object.keys(shown)) shown[what] = -Infinity;
   view.pinned = null;
   view.changed();
 }
@@ -123,8 +124,8 @@ function showLists() {
   const sees = server.sees === "own" ? ", your requests only" : "";
   setText(byId("server"), `${server.model} · version ${server.version} · up ${duration(model.uptime_s * 1e9)}${sees}`);
   waitingRoom.show(model.waiting, numWaiting, model.now_ns, view.pinned);
-  log.show(model.acts, model.numActs);
-  recent.show(model);
+  log.show(model.acts, model.numActs, view.pinned);
+  recent.show(model, view.pinned);
   blocks.invalidate();
   const dropped = model.numDropped > 0 ? ` ${counted(model.numDropped, "step")} left out, because this tab was slow.` : "";
   setText(byId("cost"), `This stream takes ${percent(model.cpuShare)} of the server's CPU time.${dropped}`);

@@ -6,6 +6,7 @@ import { make, setText } from "./dom.js";
 
 const LINE = 50;
 const SPARE = 6;
+const WORD_ENDS = /[^A-Za-z0-9]+/;
 
 /** Owns a scrolling list of lines of equal height. */
 export class DecisionLog {
@@ -17,17 +18,22 @@ export class DecisionLog {
     /** @type {Act[]} */
     this.acts = [];
     this.numSeen = 0;
+    /** @type {string | null} */
+    this.mark = null;
     scroller.replaceChildren(this.spacer);
     scroller.addEventListener("scroll", () => this.#draw(), { passive: true });
     new ResizeObserver(() => this.#draw()).observe(scroller);
   }
 
-  /** Show these acts, of which `numEver` have been; a reader who has scrolled down keeps his place.
-   * @param {Act[]} acts @param {number} numEver
+  /** Show these acts, of which `numEver` have been, and mark those of the pinned request; a reader who has scrolled
+   * down keeps the place.
+   * @param {Act[]} acts @param {number} numEver @param {number | null} pinned
    */
-  show(acts, numEver) {
+  show(acts, numEver, pinned) {
     const numNew = numEver - this.numSeen;
-    if (numNew === 0 && acts.length === this.acts.length) return;
+    const mark = pinned === null ? null : `r${pinned}`;
+    if (numNew === 0 && acts.length === this.acts.length && mark === this.mark) return;
+    this.mark = mark;
     this.acts = acts;
     this.numSeen = numEver;
     this.spacer.style.height = `${acts.length * LINE}px`;
@@ -47,6 +53,7 @@ export class DecisionLog {
       const sentence = acts[acts.length - 1 - first - i][2];
       setText(/** @type {Element} */ (line.firstElementChild), sentence);
       if (line.title !== sentence) line.title = sentence;
+      line.classList.toggle("pinned", this.mark !== null && sentence.split(WORD_ENDS).includes(this.mark));
     }
   }
 }

@@ -67,8 +67,8 @@ export class RecentRequests {
     table.replaceChildren(caption, make("thead", "", [make("tr", "", heads)]), this.body);
   }
 
-  /** @param {LiveModel} model */
-  show(model) {
+  /** @param {LiveModel} model @param {number | null} pinned */
+  show(model, pinned) {
     const known = [...model.requests.values()].filter((request) => request.name !== null);
     const shown = known.sort((one, other) => other.id - one.id).slice(0, MAX_LINES);
     const ids = new Set(shown.map((request) => request.id));
@@ -77,16 +77,17 @@ export class RecentRequests {
       line.row.remove();
       this.lines.delete(id);
     }
-    for (const [place, request] of shown.entries()) this.#show(place, request);
+    for (const [place, request] of shown.entries()) this.#show(place, request, request.id === pinned);
     const numOthers = model.requests.size - known.length;
     setText(this.note, shown.length === 0 ? "No request yet." : numOthers > 0 ? "Requests of others are not listed." : "");
   }
 
-  /** @param {number} place @param {Req} request */
-  #show(place, request) {
+  /** @param {number} place @param {Req} request @param {boolean} isPinned */
+  #show(place, request, isPinned) {
     const line = this.lines.get(request.id) ?? this.#line(request);
     const { children } = this.body;
     if (children[place] !== line.row) this.body.insertBefore(line.row, children[place] ?? null);
+    line.row.classList.toggle("pinned", isPinned);
     for (const [i, text] of textsOf(request).entries()) setText(line.cells[i], text);
   }
 

@@ -28,7 +28,9 @@ export async function follow(take, status) {
     let why = "the stream has ended";
     try {
       for await (const event of events("/ui/stream", closing.signal)) {
-        take(JSON.parse(event));
+        const message = JSON.parse(event);
+        take(message);
+        why = message.end ?? why;
         say("live", "live");
         wait_s = FIRST_WAIT_S / 2;
       }
