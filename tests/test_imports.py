@@ -38,15 +38,23 @@ ALLOWED = {
     "everystop.machine": set(),
     "everystop.tenants": {ERRORS, DURATIONS},
     "everystop.core": set(),
-    "everystop.observe": {"everystop.core.events", "everystop.core.request:FinishReason", ERRORS},
-    # Time that a step took is divided by what is known of step times.
+    "everystop.observe": {
+        "everystop.core.events",
+        "everystop.core.request:FinishReason",
+        "everystop.core.step_time",  # time that a step took is divided by what is known of step times
+        "everystop.observe.history",
+        DURATIONS,
+        ERRORS,
+    },
     "everystop.observe.history": {
         "everystop.core.events",
         "everystop.core.step_time",
         "everystop.core.step_time_fit",
+        "everystop.observe.queue",
     },
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
     "everystop.observe.recorder": {
+        "everystop.observe.history:Client",
         "everystop.core.plan",
         "everystop.core.policy:PolicySettings",
         "everystop.core.recording:RECORD_VERSION",
@@ -57,6 +65,7 @@ ALLOWED = {
     "everystop.runner": {"everystop.core.plan", PARAMS, ERRORS},
     "everystop.runner.calibration": {
         "everystop.core.plan",
+        "everystop.core.rows:Row",
         "everystop.core.step_time",
         "everystop.core.step_time_fit",
         PARAMS,
@@ -111,9 +120,11 @@ ALLOWED = {
         ERRORS,
         DURATIONS,
     },
+    # What a record says of a run is remembered, and so shown, as a live server does it.
     "everystop.sim": {
         "everystop.core",
         "everystop.engine.loop",
+        "everystop.observe.history",
         "everystop.runner.calibration",
         "everystop.runner.simulated",
         PROTOCOL,

@@ -112,7 +112,7 @@ def open_recorder(config: Config) -> Recorder | None:
     if config.record is None:
         return None
     try:
-        return Recorder(Path(config.record), config.policy, policy_settings(config))
+        return Recorder(Path(config.record), config.policy, policy_settings(config), with_tokens=config.record_prompts)
     except OSError as error:
         raise ConfigError(f"--record {config.record}: {error.strerror or error}; name a file to write") from error
 
@@ -129,8 +129,10 @@ def build_engine(
     eos_token_ids: Sequence[int],
     num_valid_tokens: int,
     make_text_decoder: Callable[[], TextDecoder],
-) -> tuple[Engine, Capacity]:
-    """Runner, scheduler and engine over loaded weights; the engine is not started."""
+) -> tuple[Engine, Capacity, Recorder | None]:
+    """Runner, scheduler and engine over loaded weights, and the recorder if there is to be a record; the engine is not
+    started, and closes the record when it stops.
+    """
     from everystop.runner.native import NativeRunner, bytes_per_block
 
     capacity = plan_capacity(config, loaded.spec, bytes_per_block(loaded.spec, config.block_size, loaded.dtype))
@@ -161,4 +163,4 @@ def build_engine(
         seed=config.seed,
         on_stop=recorder.close if recorder is not None else None,
     )
-    return engine, capacity
+    return engine, capacity, recorder

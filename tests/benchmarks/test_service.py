@@ -13,8 +13,9 @@ from benchmarks.virtual import VirtualStage
 from benchmarks.workloads import Dice, Kind, burst, in_order_of_time, make_workload, poisson
 
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, StepEvent
-from everystop.core.plan import Row, StepPlan
+from everystop.core.plan import StepPlan
 from everystop.core.request import FinishReason
+from everystop.core.rows import Row
 from everystop.sim.cost import CostModel
 
 KIND = Kind(prompt=(20, 60), output=(40, 80))

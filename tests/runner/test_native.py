@@ -26,9 +26,10 @@ from tests.runner.models import (
 
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import Admitted, NewBlocks, Row, StepPlan
+from everystop.core.plan import Admitted, NewBlocks, StepPlan
 from everystop.core.policy import Continuous
 from everystop.core.request import SamplingParams
+from everystop.core.rows import Row
 from everystop.core.scheduler import Scheduler
 from everystop.engine.engine import Engine
 from everystop.engine.messages import StepOutput, Submit
@@ -198,6 +199,14 @@ def test_a_chunk_that_samples_nothing_gives_no_token(runner: NativeRunner) -> No
     whole = runner.execute(StepPlan(2, rows=[Row(2, 0, 50, 0, 49)], admitted=[request._replace(request_id=2)])).rows
     assert len(chunked[0]) == 1
     assert chunked == whole
+
+
+def test_time_spent_sampling_is_told_where_a_row_samples(runner: NativeRunner) -> None:
+    request = admitted(1, range(1, 51), range(2))
+    chunk = runner.execute(StepPlan(0, rows=[Row(1, 0, 20, 0, 20)], admitted=[request]))
+    last = runner.execute(StepPlan(1, rows=[Row(1, 20, 30, 0, 29)]))
+    assert chunk.sample_ns == 0
+    assert 0 < last.sample_ns < last.execute_ns
 
 
 def test_a_row_may_compute_positions_again(runner: NativeRunner) -> None:
