@@ -38,7 +38,13 @@ ALLOWED = {
     "everystop.machine": set(),
     "everystop.tenants": {ERRORS, DURATIONS},
     "everystop.core": set(),
-    "everystop.observe": {"everystop.core.events", "everystop.core.request:FinishReason", ERRORS},
+    "everystop.observe": {
+        "everystop.core.events",
+        "everystop.core.request:FinishReason",
+        "everystop.observe.comparison",
+        "everystop.observe.slot_use",
+        ERRORS,
+    },
     # Time that a step took is divided by what is known of step times.
     "everystop.observe.history": {
         "everystop.core.events",
@@ -52,7 +58,8 @@ ALLOWED = {
         "everystop.core.step_time",
         "everystop.observe.history",
     },
-    "everystop.observe.comparison": {"everystop.observe.history", "everystop.observe.history_data"},
+    "everystop.observe.comparison": {DURATIONS, "everystop.observe.history", "everystop.observe.history_data"},
+    "everystop.observe.slot_use": {"everystop.core.events", "everystop.observe"},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
     "everystop.observe.recorder": {
         "everystop.core.plan",
@@ -126,8 +133,29 @@ ALLOWED = {
         "everystop.runner.simulated",
         PROTOCOL,
     },
+    # Runs workloads on engines that it builds itself, or as a client of a server; what comes out is `observe`'s.
+    "everystop.trial": {"everystop.observe", "everystop.sim.workloads", ERRORS, DURATIONS},
+    "everystop.trial.bench": {
+        *STARTERS,
+        NATIVE,
+        "everystop.core.plan",
+        "everystop.engine.engine",
+        PROTOCOL,
+    },
+    "everystop.trial.on_engine": {
+        "everystop.core.events",
+        "everystop.engine",
+        "everystop.observe",
+        "everystop.sim.workloads",
+        PARAMS,
+        ERRORS,
+        DURATIONS,
+    },
+    "everystop.trial.traced": {"everystop.sim.traces", "everystop.sim.workloads", DURATIONS},
     "everystop.cli": {
         "everystop.core.policy:POLICIES",
+        "everystop.core.policy:honouring",
+        "everystop.trial",
         "everystop.server",
         "everystop.engine",
         "everystop.model",
@@ -209,6 +237,8 @@ def test_imports_point_one_way() -> None:
         ("everystop.observe.metrics", "everystop.core.scheduler", None),
         ("everystop.runner", "everystop.runner.native", None),
         ("everystop.sim.clock", "everystop.engine.engine", None),
+        ("everystop.trial.http_client", "everystop.engine.engine", None),
+        ("everystop.observe.comparison", "everystop.trial.repeats", None),
     ],
 )
 def test_contract_refuses_what_the_design_forbids(importer: str, imported: str, name: str | None) -> None:

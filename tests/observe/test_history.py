@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tests.core.harness import Harness, make_request, make_scheduler
+
 from everystop.core.events import AdmitEvent, FinishEvent, StepEvent
 from everystop.observe.history import Client, History, Log
-from tests.core.harness import Harness, make_request, make_scheduler
 
 
 def run(num_requests: int, history: History) -> Harness:

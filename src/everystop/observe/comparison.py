@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from everystop.core.durations import NS_PER_S
 from everystop.observe.history import History
 from everystop.observe.history_data import history_as_data, history_from_data
 
 VERSION = 1
-NS_PER_S = 1_000_000_000
 DIGITS = 7
 
 
