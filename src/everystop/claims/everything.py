@@ -1,0 +1,8 @@
+"""All claims, in the order of the page."""
+
+from __future__ import annotations
+
+from everystop.claims import full_batch, refill, straggler
+from everystop.claims.claim import Claim
+
+CLAIMS: tuple[Claim, ...] = (full_batch.CLAIM, straggler.CLAIM, refill.CLAIM)
