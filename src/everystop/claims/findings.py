@@ -65,13 +65,16 @@ class Figure:
 
 
 def in_words(value: float, unit: str) -> str:
-    """A number with its unit. Example: 0.0811 and "%" give 8.11 %; 1,004 and "steps" give 1,004 steps."""
+    """A number with its unit; a word of several loses its s where there is one of it.
+
+    Example: 0.0811 and "%" give 8.11 %; 1,004 and "steps" give 1,004 steps, 1 and "steps" give 1 step.
+    """
     if unit == "s":
         return in_time(value)
     if unit == "%":
         return f"{significant(value * 100)} %"
     number = f"{value:,.0f}" if float(value).is_integer() else significant(value)
-    return f"{number} {unit}".rstrip()
+    return f"{number} {unit.removesuffix('s') if value == 1 else unit}".rstrip()
 
 
 def measured(name: str, values: Sequence[float], unit: str) -> Figure:

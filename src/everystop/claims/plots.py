@@ -11,7 +11,7 @@ from everystop.observe.report.sheets import Entry, Sheet, legend_height
 
 WIDTH, PANEL_HEIGHT = 920.0, 300.0
 LEFT, GAP, RIGHT = 66.0, 84.0, 16.0
-HEAD, AXIS, FOOT = 44.0, 46.0, 12.0
+HEAD, PANEL_TITLE, AXIS, FOOT = 44.0, 22.0, 46.0, 12.0
 PLAIN = Stroke("#0072B2", "-", "o")
 OTHER = Stroke("#B33C00", (0, (5, 2)), "s")
 
@@ -20,29 +20,36 @@ def one_panel(
     theme: Theme, title: str, entries: Sequence[Entry] = (), *, height: float = PANEL_HEIGHT
 ) -> tuple[Sheet, Any]:
     """A sheet with a title, axes over its width and a legend."""
-    sheet, (axes,) = panels(theme, title, 1, entries, height=height)
+    sheet, (axes,) = panels(theme, title, 1, entries, height=height, head=HEAD)
     return sheet, axes
 
 
 def two_panels(
-    theme: Theme, title: str, entries: Sequence[Entry] = (), *, height: float = PANEL_HEIGHT
+    theme: Theme, title: str, entries: Sequence[Entry] = (), *, height: float = PANEL_HEIGHT, gap: float = GAP
 ) -> tuple[Sheet, tuple[Any, Any]]:
-    """A sheet with a title, two axes beside each other and a legend."""
-    sheet, (left, right) = panels(theme, title, 2, entries, height=height)
+    """A sheet with a title, two axes beside each other, which may have titles of their own, and a legend."""
+    sheet, (left, right) = panels(theme, title, 2, entries, height=height, gap=gap)
     return sheet, (left, right)
 
 
 def panels(
-    theme: Theme, title: str, num: int, entries: Sequence[Entry] = (), *, height: float = PANEL_HEIGHT
+    theme: Theme,
+    title: str,
+    num: int,
+    entries: Sequence[Entry] = (),
+    *,
+    height: float = PANEL_HEIGHT,
+    gap: float = GAP,
+    head: float = HEAD + PANEL_TITLE,
 ) -> tuple[Sheet, list[Any]]:
-    """As many axes beside each other; room is left for titles of their own above them."""
+    """So many axes beside each other; all in pixels."""
     foot = AXIS + (legend_height(entries, WIDTH - 24) + FOOT if entries else 4.0)
-    sheet = Sheet(WIDTH, HEAD + 22 + height + foot, theme)
+    sheet = Sheet(WIDTH, head + height + foot, theme)
     sheet.title(title)
-    width = (WIDTH - LEFT - RIGHT - GAP * (num - 1)) / num
-    found = [sheet.axes(LEFT + i * (width + GAP), HEAD + 22, width, height) for i in range(num)]
+    width = (WIDTH - LEFT - RIGHT - gap * (num - 1)) / num
+    found = [sheet.axes(LEFT + i * (width + gap), head, width, height) for i in range(num)]
     if entries:
-        sheet.legend(entries, 12, HEAD + 22 + height + AXIS + 4)
+        sheet.legend(entries, 12, head + height + AXIS + 4)
     return sheet, found
 
 
@@ -65,11 +72,17 @@ def line_chart(
         log_ticks(axes, xs)
 
 
-def draw_line(axes: Any, theme: Theme, xs: Sequence[float], ys: Sequence[float], stroke: Stroke) -> None:
-    """One line with a mark at each point."""
+def draw_line(axes: Any, theme: Theme, xs: Sequence[float], ys: Sequence[float], stroke: Stroke, **style: Any) -> None:
+    """One line with a mark at each point; `style` is matplotlib's."""
     colour = colour_of(stroke, theme)
     marks = {"marker": stroke.marker or None, "ms": 6, "mfc": colour, "mec": theme.page, "mew": 1.0}
-    axes.plot(xs, ys, color=colour, ls=stroke.dashes, lw=2, zorder=4, **marks)
+    axes.plot(xs, ys, color=colour, ls=stroke.dashes, lw=2, zorder=4, **marks, **style)
+
+
+def draw_marks(axes: Any, theme: Theme, xs: Sequence[float], ys: Sequence[float], stroke: Stroke) -> None:
+    """Open marks without a line: what was measured beside what was simulated."""
+    colour = colour_of(stroke, theme)
+    axes.plot(xs, ys, ls="none", marker=stroke.marker, ms=10, mfc="none", mec=colour, mew=1.8, zorder=5)
 
 
 def log_ticks(axes: Any, xs: Sequence[float]) -> None:
@@ -95,6 +108,11 @@ def threshold(axes: Any, theme: Theme, at: float, text: str, *, x: float = 0.99)
 def legend_line(label: str, stroke: Stroke) -> Entry:
     """A line in a legend."""
     return Entry(label, stroke=stroke)
+
+
+def mark_entry(label: str, stroke: Stroke) -> Entry:
+    """An open mark in a legend."""
+    return Entry(label, stroke=Stroke(stroke.colour, "none", stroke.marker))
 
 
 THRESHOLD_STROKE = Stroke(INK_STROKE, (0, (1, 2)), "")

@@ -8,7 +8,7 @@ from typing import Any
 from everystop.claims.claim import Claim
 from everystop.claims.findings import Condition, Findings, counted
 from everystop.claims.lab import NUM_SLOTS, Lab, Trial
-from everystop.claims.plots import draw_line, legend_line, one_panel
+from everystop.claims.plots import draw_line, legend_line, note, one_panel
 from everystop.claims.steps import history_of, steps_of
 from everystop.core.events import AdmitEvent, FinishEvent
 from everystop.observe.comparison import Run
@@ -20,6 +20,7 @@ from everystop.sim.workloads import Dice, Job, Workload
 LEAST_FULL = 0.95
 NUM_JOBS = 128
 MAX_GAPS = 1
+POLICIES = ("static", "continuous")
 
 
 def mixed_answers(num_jobs: int = NUM_JOBS) -> Workload:
@@ -34,7 +35,7 @@ def mixed_answers(num_jobs: int = NUM_JOBS) -> Workload:
 def measure(lab: Lab) -> Findings:
     """The same requests under both policies."""
     workload = mixed_answers()
-    runs = lab.runs({policy: Trial(workload, policy) for policy in ("static", "continuous")})
+    runs = lab.runs({policy: Trial(workload, policy) for policy in POLICIES})
     gaps = {policy: [slot_gaps(run) for run in each] for policy, each in runs.items()}
     longest = counted(
         "longest gap from a slot's end to its next start, continuous",
@@ -54,7 +55,7 @@ def measure(lab: Lab) -> Findings:
     return Findings(
         headline=f"While anybody waited, {full.text()} of the slot-steps were filled (static: {static.text()}); each "
         f"of the {refilled.value:,.0f} slots that came free then was used again "
-        f"{longest.text().removesuffix(' steps')} step later (static: up to {idle.text()}).",
+        f"{longest.text()} later (static: up to {idle.text()}).",
         how=f"{NUM_JOBS} requests at once on {NUM_SLOTS} slots, answers log-normal from 8 to 128 tokens, under "
         "`static` and `continuous`. A gap is the number of the step in which a slot's next request boarded, less the "
         "number of that in which the last one got its last token.",
@@ -69,7 +70,7 @@ def measure(lab: Lab) -> Findings:
             "Prompts are short here. Where many leave at once and the prompts of those who board do not fit into one "
             "step's budget (`--max-num-batched-tokens`), they board over as many steps as that takes.",
         ),
-        data={policy: thinned(each[0]) for policy, each in runs.items()} | {"num_slots": NUM_SLOTS},
+        data={policy: rows_by_step(each[0]) for policy, each in runs.items()} | {"num_slots": NUM_SLOTS},
     )
 
 
@@ -92,24 +93,35 @@ def filled(run: Run) -> float:
     return sum(record.num_rows - record.num_padded_rows for record in steps) / (len(steps) * run.max_num_seqs)
 
 
-def thinned(run: Run, most: int = 600) -> list[int]:
-    """Rows of each step, of at most so many."""
+def rows_by_step(run: Run) -> dict[str, Any]:
+    """The rows at each step where their number changes, how many steps there were, and when the last one boarded."""
     rows = [record.num_rows for record in steps_of(run)]
-    return rows[:most]
+    changes = [[i, num] for i, num in enumerate(rows) if not i or num != rows[i - 1]]
+    waiting = [i for i, record in enumerate(steps_of(run)) if record.num_waiting]
+    return {"changes": changes, "num_steps": len(rows), "last_wait": waiting[-1] + 1 if waiting else 0}
 
 
 def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
     """Rows by step under both policies."""
-    policies = ("static", "continuous")
-    entries = [legend_line(policy, KNOWN_STROKES[policy]) for policy in policies]
+    entries = [legend_line(policy, line_of(policy)) for policy in POLICIES]
     sheet, axes = one_panel(theme, "Rows in each step", entries)
     dress(axes, theme, x="step", y="rows", grid="y")
-    for policy in policies:
-        stroke = KNOWN_STROKES[policy]
-        draw_line(axes, theme, range(len(data[policy])), data[policy], Stroke(stroke.colour, stroke.dashes, ""))
-    axes.set_ylim(0, data["num_slots"] * 1.08)
-    axes.set_xlim(0, max(len(data[policy]) for policy in policies))
+    for policy in POLICIES:
+        shown = data[policy]
+        steps, rows = zip(*shown["changes"], (shown["num_steps"], 0), strict=True)
+        draw_line(axes, theme, steps, rows, line_of(policy), drawstyle="steps-post")
+    full, end = data["num_slots"], data["continuous"]["last_wait"]
+    axes.axvline(end, color=theme.ink, ls=(0, (2, 2)), lw=1.2)
+    note(axes, theme, end, full * 1.09, "continuous: nobody waits any more", ha="left")
+    axes.set_ylim(0, full * 1.17)
+    axes.set_xlim(0, max(data[policy]["num_steps"] for policy in POLICIES) * 1.01)
     return sheet
+
+
+def line_of(policy: str) -> Stroke:
+    """The policy's line without marks, since every step is a point."""
+    stroke = KNOWN_STROKES[policy]
+    return Stroke(stroke.colour, stroke.dashes, "")
 
 
 CLAIM = Claim(

@@ -42,6 +42,12 @@ def decode_steps(run: Run, num_rows: int) -> list[StepRecord]:
     return [record for record in steps_of(run) if record.num_rows == num_rows == sum(record.nums)]
 
 
+def useful_share(run: Run) -> float:
+    """Share of the slot-steps in which a request got a token."""
+    steps = steps_of(run)
+    return run.num_output_tokens / (len(steps) * run.max_num_seqs)
+
+
 def execute_s(records: Sequence[StepRecord]) -> float:
     """Median time that a step was executed, in seconds; there must be one."""
     return median(record.execute_ns for record in records) / 1e9

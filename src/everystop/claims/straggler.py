@@ -9,8 +9,8 @@ from everystop.claims.claim import Claim
 from everystop.claims.findings import Condition, Findings, Source, counted, exact, in_words, measured
 from everystop.claims.lab import NUM_SLOTS, Lab, Trial
 from everystop.claims.machine_limits import MachineLimits, ModelWork
-from everystop.claims.plots import panels
-from everystop.claims.steps import decode_steps, execute_s, history_of, steps_of
+from everystop.claims.plots import two_panels
+from everystop.claims.steps import decode_steps, execute_s, history_of, steps_of, useful_share
 from everystop.observe.comparison import Run
 from everystop.observe.formulas import static_occupancy
 from everystop.observe.report.drawing import SMALL, dress
@@ -90,12 +90,6 @@ def measure(lab: Lab) -> Findings:
     )
 
 
-def useful_share(run: Run) -> float:
-    """Share of the slot-steps in which a request got a token."""
-    steps = steps_of(run)
-    return run.num_output_tokens / (len(steps) * run.max_num_seqs)
-
-
 def shares(runs: list[Run], rows: int, limits: MachineLimits, work: ModelWork) -> dict[str, list[float]]:
     """What the steps of so many decoding rows achieve, of the machine's limits, repeat by repeat."""
     times = [execute_s(decode_steps(run, rows)) for run in runs]
@@ -120,9 +114,8 @@ def changes(run: Run) -> list[tuple[int, dict[str, int]]]:
 def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
     """Slots over steps, and three shares for one row and for all."""
     decode, held = LOOKS[Use.DECODE], LOOKS[Use.HELD]
-    sheet, (left, right) = panels(
-        theme, "One static batch with a straggler", 2, (Entry("at work", decode), Entry("held", held))
-    )
+    entries = (Entry("at work", decode), Entry("held: finished, slot kept", held))
+    sheet, (left, right) = two_panels(theme, "One static batch with a straggler", entries, gap=170)
     rows = [*data["rows"], [data["num_steps"], *data["rows"][-1][1:]]]
     steps, used = [step for step, _, _ in rows], [num for _, num, _ in rows]
     both = [num + num_held for _, num, num_held in rows]
@@ -136,9 +129,6 @@ def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
     return sheet
 
 
-NAMES = {"slots": "slots with work", "memory": "memory: bytes/s", "arithmetic": "arithmetic: operations/s"}
-
-
 def bars(axes: Any, theme: Theme, shares: Mapping[str, Mapping[str, float]]) -> None:
     """A bar for each share, in groups by the number of rows, each with its number."""
     dress(axes, theme, title="Of the most there is", x="%", grid="x")
@@ -149,10 +139,10 @@ def bars(axes: Any, theme: Theme, shares: Mapping[str, Mapping[str, float]]) -> 
             axes.barh(place, 100 * value, height=0.72, color=LOOKS[Use.DECODE].fill, edgecolor=theme.outline, lw=0.8)
             axes.text(100 * value + 1.5, place, percent(value), color=theme.ink, fontsize=SMALL, va="center")
             places.append(place)
-            labels.append(f"{rows} row{'s' if rows != '1' else ''}, {NAMES[name].split(':')[0]}")
+            labels.append(f"{rows} row{'s' if rows != '1' else ''}: {name}")
     axes.set_yticks(places, labels)
     axes.invert_yaxis()
-    axes.set_xlim(0, 112)
+    axes.set_xlim(0, 114)
 
 
 CLAIM = Claim(

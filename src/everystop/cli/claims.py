@@ -57,8 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--repeats is {arguments.repeats}; it must be 1 to {MAX_REPEATS}")
     from everystop.claims.everything import CLAIMS
     from everystop.claims.results import read_results
+    from everystop.observe.report.drawing import matplotlib
 
     chosen = choose(CLAIMS, arguments.only)
+    matplotlib()  # what cannot be drawn need not be measured
     folder = arguments.out or default_folder()
     make_folder(folder)
     results = read_results(folder)
@@ -136,9 +138,9 @@ def write(folder: Path, measured: Sequence[Claim], claims: Sequence[Claim], resu
     """The pictures of what was measured, the page and the results."""
     from everystop.claims.results import draw_result, write_results
 
+    write_results(folder, results, claims)
     for claim in measured:
         draw_result(folder, claim, results[claim.number].findings)
-    write_results(folder, results, claims)
 
 
 def draw_again(folder: Path, chosen: Sequence[Claim], claims: Sequence[Claim], results: dict[int, Result]) -> int:
