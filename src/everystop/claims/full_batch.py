@@ -119,7 +119,7 @@ def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
     left.set_yscale("log")
     left.plot(rows, [step_ms[0] * each for each in rows], color=theme.faint, ls=(0, (4, 3)), lw=1.4)
     left.set_ylim(step_ms[0] / 2, step_ms[-1] * 3)
-    left.yaxis.set_major_formatter(matplotlib("ticker").FuncFormatter(lambda ms, _: f"{ms:g}"))
+    left.yaxis.set_major_formatter(matplotlib("ticker").FuncFormatter(lambda ms, _: f"{ms:,g}"))
     note(left, theme, rows[3], step_ms[0] * rows[3] * 1.3, "one after the other", ha="right")
     line_chart(right, theme, rows, {"rate": data["tokens_per_s"]}, x="rows (log scale)", y="tokens/s", is_log=True)
     right.set_ylim(0, max(data["tokens_per_s"]) * 1.15)

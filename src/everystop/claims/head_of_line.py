@@ -8,6 +8,7 @@ from typing import Any
 from everystop.claims.claim import Claim
 from everystop.claims.findings import Condition, Findings, counted, measured
 from everystop.claims.lab import NUM_SLOTS, Lab, Trial
+from everystop.claims.plots import WIDTH
 from everystop.claims.steps import history_of, steps_of
 from everystop.observe.comparison import Comparison, RequestLine, Run, from_json, to_json
 from everystop.observe.report.grammar import Theme
@@ -117,7 +118,8 @@ def mean_wait_s(run: Run) -> float:
 
 def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
     """Slots over time, static above, continuous below."""
-    return twin_slot_chart(from_json(data["comparison"]).runs, theme, title="Who waits behind a long answer")
+    runs = from_json(data["comparison"]).runs
+    return twin_slot_chart(runs, theme, width=WIDTH, title="Who waits behind a long answer")
 
 
 CLAIM = Claim(

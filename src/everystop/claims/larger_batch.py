@@ -9,11 +9,19 @@ from typing import Any
 from everystop.claims.claim import Claim
 from everystop.claims.findings import Condition, Figure, Findings, Source, counted, exact, in_words, measured
 from everystop.claims.lab import Lab, Trial
-from everystop.claims.plots import draw_line, draw_marks, legend_line, log_ticks, mark_entry, two_panels
+from everystop.claims.plots import (
+    draw_line,
+    draw_marks,
+    frame,
+    legend_line,
+    legend_mark,
+    log_ticks,
+    two_panels,
+    without_marks,
+)
 from everystop.claims.refill import mixed_answers
 from everystop.claims.steps import fit_cost, useful_share
 from everystop.observe.comparison import Run
-from everystop.observe.report.drawing import dress
 from everystop.observe.report.grammar import KNOWN_STROKES, Theme
 from everystop.observe.report.sheets import Sheet
 from everystop.observe.report.words import listed, percent
@@ -92,8 +100,8 @@ def measure(lab: Lab) -> Findings:
             exact(f"tokens/s simulated for the {NUM_MEASURED}, off the measured, at most", off, "%", Source.COMPUTED),
             exact("step times as fitted, off those held out, median", fitted.median_error, "%", Source.COMPUTED),
         ),
-        caption=f"Lines: {NUM_SIMULATED:,} requests in virtual time; open marks: {NUM_MEASURED} on the engine, where "
-        "the end of the run, when nobody is left to board, weighs more.",
+        caption=f"Lines: {NUM_SIMULATED:,} requests in virtual time; marks: the first {NUM_MEASURED} on the engine, "
+        "where the end of the run, when nobody is left to board, weighs more.",
         remarks=(
             "This is the best case of static batching: finished rows cost nothing but their slot. Where they are "
             "computed on, as padded generation does, what the slots lose is lost in tokens a second too.",
@@ -143,18 +151,18 @@ def rate_figure(runs: Sequence[Run], key: Key) -> Figure:
 
 def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
     """Share of slot-steps at work, and tokens a second, over the size of the batch."""
-    entries = [legend_line(f"{policy}, simulated", KNOWN_STROKES[policy]) for policy in POLICIES]
-    entries += [mark_entry(f"{policy}, measured", KNOWN_STROKES[policy]) for policy in POLICIES]
+    entries = [legend_line(f"{policy}, simulated", without_marks(KNOWN_STROKES[policy])) for policy in POLICIES]
+    entries += [legend_mark(f"{policy}, measured", KNOWN_STROKES[policy]) for policy in POLICIES]
     sheet, (left, right) = two_panels(theme, "A larger batch", entries)
     for axes, name, title, y in (
         (left, "share", "Slot-steps that do work", "%"),
         (right, "rate", "Output tokens a second", "tokens/s"),
     ):
         factor = 100 if name == "share" else 1
-        dress(axes, theme, title=title, x="slots (log scale)", y=y, grid="y")
+        frame(axes, theme, title=title, x="slots (log scale)", y=y, grid="y")
         for policy in POLICIES:
             stroke = KNOWN_STROKES[policy]
-            draw_line(axes, theme, data["sizes"], [factor * each for each in data[name][policy]], stroke)
+            draw_line(axes, theme, data["sizes"], [factor * each for each in data[name][policy]], without_marks(stroke))
             found = [factor * each for each in data[f"measured_{name}"][policy]]
             draw_marks(axes, theme, data["measured_sizes"], found, stroke)
         log_ticks(axes, data["sizes"])

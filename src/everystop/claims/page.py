@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from everystop.claims.claim import Claim
 from everystop.claims.findings import INTERVAL_METHOD, Condition, Figure, Findings, Source, Verdict
+from everystop.claims.plots import WIDTH
 
 MARKS = {Verdict.HELD: "✔ held", Verdict.DID_NOT_HOLD: "✘ did not hold", Verdict.UNDECIDED: "? undecided"}
 SOURCES = {
@@ -132,7 +133,7 @@ def _picture(claim: Claim, findings: Findings, pictures: str) -> Iterator[str]:
     alt = findings.headline.replace('"', "'")
     yield "<picture>"
     yield f'  <source media="(prefers-color-scheme: dark)" srcset="{stem}-dark.png">'
-    yield f'  <img src="{stem}.png" alt="{alt}" width="920">'
+    yield f'  <img src="{stem}.png" alt="{alt}" width="{WIDTH:.0f}">'
     yield "</picture>\n"
     yield f"{findings.caption}\n"
 

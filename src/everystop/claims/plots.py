@@ -9,7 +9,7 @@ from everystop.observe.report.drawing import SMALL, colour_of, dress, matplotlib
 from everystop.observe.report.grammar import INK_STROKE, KNOWN_STROKES, Stroke, Theme
 from everystop.observe.report.sheets import Entry, Sheet, legend_height
 
-WIDTH, PANEL_HEIGHT = 920.0, 300.0
+WIDTH, PANEL_HEIGHT = 840.0, 280.0  # as wide as a page shows it, so that texts keep their size
 LEFT, GAP, RIGHT = 66.0, 84.0, 16.0
 HEAD, PANEL_TITLE, AXIS, FOOT = 44.0, 22.0, 46.0, 12.0
 PLAIN = Stroke("#0072B2", "-", "o")
@@ -53,6 +53,13 @@ def panels(
     return sheet, found
 
 
+def frame(axes: Any, theme: Theme, *, title: str = "", x: str = "", y: str = "", grid: str = "") -> None:
+    """As `dress`, and numbers on the axes with their thousands set apart."""
+    dress(axes, theme, title=title, x=x, y=y, grid=grid)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(matplotlib("ticker").FuncFormatter(lambda value, _: f"{value:,g}"))
+
+
 def line_chart(
     axes: Any,
     theme: Theme,
@@ -65,7 +72,7 @@ def line_chart(
     is_log: bool = False,
 ) -> None:
     """Lines with a mark at each point; policies look as in all pictures. With `is_log` x doubles from tick to tick."""
-    dress(axes, theme, title=title, x=x, y=y, grid="y")
+    frame(axes, theme, title=title, x=x, y=y, grid="y")
     for name, ys in lines.items():
         draw_line(axes, theme, xs, ys, KNOWN_STROKES.get(name, PLAIN))
     if is_log:
@@ -80,9 +87,9 @@ def draw_line(axes: Any, theme: Theme, xs: Sequence[float], ys: Sequence[float],
 
 
 def draw_marks(axes: Any, theme: Theme, xs: Sequence[float], ys: Sequence[float], stroke: Stroke) -> None:
-    """Open marks without a line: what was measured beside what was simulated."""
+    """Marks without a line: what was measured beside what was simulated."""
     colour = colour_of(stroke, theme)
-    axes.plot(xs, ys, ls="none", marker=stroke.marker, ms=10, mfc="none", mec=colour, mew=1.8, zorder=5)
+    axes.plot(xs, ys, ls="none", marker=stroke.marker, ms=7.5, mfc=colour, mec=theme.page, mew=1.0, zorder=5)
 
 
 def log_ticks(axes: Any, xs: Sequence[float]) -> None:
@@ -105,14 +112,18 @@ def threshold(axes: Any, theme: Theme, at: float, text: str, *, x: float = 0.99)
     axes.text(x, at, text, color=theme.ink, fontsize=SMALL, zorder=6, **style)
 
 
+def without_marks(stroke: Stroke) -> Stroke:
+    """The line alone."""
+    return Stroke(stroke.colour, stroke.dashes, "")
+
+
 def legend_line(label: str, stroke: Stroke) -> Entry:
     """A line in a legend."""
     return Entry(label, stroke=stroke)
 
 
-def mark_entry(label: str, stroke: Stroke) -> Entry:
-    """An open mark in a legend."""
+def legend_mark(label: str, stroke: Stroke) -> Entry:
+    """A mark in a legend."""
     return Entry(label, stroke=Stroke(stroke.colour, "none", stroke.marker))
 
 
-THRESHOLD_STROKE = Stroke(INK_STROKE, (0, (1, 2)), "")

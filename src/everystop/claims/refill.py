@@ -8,12 +8,11 @@ from typing import Any
 from everystop.claims.claim import Claim
 from everystop.claims.findings import Condition, Findings, counted
 from everystop.claims.lab import NUM_SLOTS, Lab, Trial
-from everystop.claims.plots import draw_line, legend_line, note, one_panel
+from everystop.claims.plots import draw_line, frame, legend_line, note, one_panel, without_marks
 from everystop.claims.steps import history_of, steps_of
 from everystop.core.events import AdmitEvent, FinishEvent
 from everystop.observe.comparison import Run
-from everystop.observe.report.drawing import dress
-from everystop.observe.report.grammar import KNOWN_STROKES, Stroke, Theme
+from everystop.observe.report.grammar import KNOWN_STROKES, Theme
 from everystop.observe.report.sheets import Sheet
 from everystop.sim.workloads import Dice, Job, Workload
 
@@ -103,25 +102,20 @@ def rows_by_step(run: Run) -> dict[str, Any]:
 
 def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
     """Rows by step under both policies."""
-    entries = [legend_line(policy, line_of(policy)) for policy in POLICIES]
+    entries = [legend_line(policy, without_marks(KNOWN_STROKES[policy])) for policy in POLICIES]
     sheet, axes = one_panel(theme, "Rows in each step", entries)
-    dress(axes, theme, x="step", y="rows", grid="y")
+    frame(axes, theme, x="step", y="rows", grid="y")
     for policy in POLICIES:
         shown = data[policy]
         steps, rows = zip(*shown["changes"], (shown["num_steps"], 0), strict=True)
-        draw_line(axes, theme, steps, rows, line_of(policy), drawstyle="steps-post")
+        draw_line(axes, theme, steps, rows, without_marks(KNOWN_STROKES[policy]), drawstyle="steps-post")
     full, end = data["num_slots"], data["continuous"]["last_wait"]
     axes.axvline(end, color=theme.ink, ls=(0, (2, 2)), lw=1.2)
     note(axes, theme, end, full * 1.09, "continuous: nobody waits any more", ha="left")
     axes.set_ylim(0, full * 1.17)
+    axes.set_yticks(range(0, full + 1, 4))
     axes.set_xlim(0, max(data[policy]["num_steps"] for policy in POLICIES) * 1.01)
     return sheet
-
-
-def line_of(policy: str) -> Stroke:
-    """The policy's line without marks, since every step is a point."""
-    stroke = KNOWN_STROKES[policy]
-    return Stroke(stroke.colour, stroke.dashes, "")
 
 
 CLAIM = Claim(

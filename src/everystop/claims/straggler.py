@@ -9,11 +9,11 @@ from everystop.claims.claim import Claim
 from everystop.claims.findings import Condition, Findings, Source, counted, exact, in_words, measured
 from everystop.claims.lab import NUM_SLOTS, Lab, Trial
 from everystop.claims.machine_limits import MachineLimits, ModelWork
-from everystop.claims.plots import two_panels
+from everystop.claims.plots import frame, two_panels
 from everystop.claims.steps import decode_steps, execute_s, history_of, steps_of, useful_share
 from everystop.observe.comparison import Run
 from everystop.observe.formulas import static_occupancy
-from everystop.observe.report.drawing import SMALL, dress
+from everystop.observe.report.drawing import SMALL
 from everystop.observe.report.grammar import LOOKS, Theme, Use
 from everystop.observe.report.sheets import Entry, Sheet
 from everystop.observe.report.words import percent
@@ -119,19 +119,20 @@ def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
     rows = [*data["rows"], [data["num_steps"], *data["rows"][-1][1:]]]
     steps, used = [step for step, _, _ in rows], [num for _, num, _ in rows]
     both = [num + num_held for _, num, num_held in rows]
-    dress(left, theme, title="Slots, step by step", x="step", y="slots")
+    frame(left, theme, title="Slots, step by step", x="step", y="slots")
     style = {"step": "post", "edgecolor": theme.outline, "lw": 0.8}
     left.fill_between(steps, used, both, facecolor=held.fill, hatch=held.hatch, hatchcolor=held.hatch_colour, **style)
     left.fill_between(steps, used, facecolor=decode.fill, **style)
     left.set_xlim(0, data["num_steps"])
     left.set_ylim(0, data["num_slots"] * 1.06)
+    left.set_yticks(range(0, data["num_slots"] + 1, 4))
     bars(right, theme, data["shares"])
     return sheet
 
 
 def bars(axes: Any, theme: Theme, shares: Mapping[str, Mapping[str, float]]) -> None:
     """A bar for each share, in groups by the number of rows, each with its number."""
-    dress(axes, theme, title="Of the most there is", x="%", grid="x")
+    frame(axes, theme, title="Of the most there is", x="%", grid="x")
     places, labels = [], []
     for group, (rows, values) in enumerate(shares.items()):
         for i, (name, value) in enumerate(values.items()):
