@@ -60,7 +60,7 @@ def _table(claims: Iterable[Claim], results: Mapping[int, Result]) -> Iterator[s
         if result is None:
             yield f"| {claim.number} | {claim.title} | not measured | run `everystop claims --only {claim.number}` |"
         else:
-            verdict = MARKS[result.findings.verdict].replace(" ", " ")
+            verdict = MARKS[result.findings.verdict]
             yield f"| {claim.number} | [{claim.title}](#{anchor(claim)}) | {verdict} | {result.findings.headline} |"
 
 
