@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from everystop.observe.report.drawing import SMALL, colour_of, dress, matplotlib
-from everystop.observe.report.grammar import INK_STROKE, KNOWN_STROKES, Stroke, Theme
+from everystop.observe.report.grammar import KNOWN_STROKES, Stroke, Theme
 from everystop.observe.report.sheets import Entry, Sheet, legend_height
 
 WIDTH, PANEL_HEIGHT = 840.0, 280.0  # as wide as a page shows it, so that texts keep their size
