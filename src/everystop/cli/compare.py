@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from everystop.trial.repeats import Watcher
 
 GROUPS = (MODEL, SCHEDULER, KV_CACHE)
-WITHOUT = ("policy", "record", "chat_template", "generation_config")  # of these groups, but of no meaning here
+WITHOUT = ("policy", "record", "chat_template", "generation_config", "seed")  # of these groups, but with no effect here
 DEFAULT_POLICIES = "static,continuous"
 SERVER = "server"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -42,7 +43,7 @@ def add_parser(commands: Any) -> None:
         help="run the same requests under several policies and report the difference",
         description="Run the same requests under several policies on this machine, in turns, and write a report. "
         "Ends with 1 if outputs differ between policies, or if a request failed.",
-        epilog=settings.EPILOG,
+        epilog=settings.SIMULATED_EPILOG,
         formatter_class=settings.HelpFormatter,
         allow_abbrev=False,
     )
@@ -66,7 +67,8 @@ def add_method(group: Any) -> None:
         help=f"which, the baseline first (default: {DEFAULT_POLICIES}); with --url one name of your own",
     )
     add("--repeats", metavar="N", type=int, default=5, help="runs of each policy, in turns (default: 5)")
-    add("--temperature", metavar="X", type=float, default=0.0, help="draw tokens, with --seed (default: 0, greedily)")
+    add("--temperature", metavar="X", type=float, default=0.0, help="draw tokens (default: 0, greedily)")
+    add("--seed", metavar="N", type=int, default=argparse.SUPPRESS, help="another one draws other tokens (default: 0)")
     add("--out", metavar="DIR", type=Path, required=True, help="folder for report.json and the other files")
 
 
@@ -109,7 +111,8 @@ def make_folder(folder: Path) -> None:
     """Before anything is measured: raises ConfigError if the report could not be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").touch()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise ConfigError(f"--out {folder} cannot be written: {error.strerror}; name another folder") from None
 
@@ -120,9 +123,8 @@ def make_configs(arguments: argparse.Namespace, max_num_seqs: int | None) -> dic
     Raises ConfigError, also for an option that none of them honours.
     """
     policies = parse_policies(arguments.policies or DEFAULT_POLICIES)
-    values = settings.given_values(arguments)
-    for name in WITHOUT:
-        values.pop(name, None)
+    given = settings.given_values(arguments)
+    values = {name: value for name, value in given.items() if name not in ("policy", "record")}
     if max_num_seqs is not None:
         values.setdefault("max_num_seqs", max_num_seqs)
     for option, field in POLICY_OPTIONS.items():
