@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from everystop.cli import settings
+from everystop.cli import settings, simulate
 from everystop.cli.compare_progress import progress_bars
 from everystop.cli.compare_requests import add_requests, read_requests
 from everystop.config import KV_CACHE, MODEL, POLICY_OPTIONS, SCHEDULER, Config, check_honoured
@@ -51,6 +51,7 @@ def add_parser(commands: Any) -> None:
     settings.add_config_option(parser)
     add_requests(parser)
     add_method(parser.add_argument_group("method"))
+    simulate.add_slo_options(parser.add_argument_group("goodput"))
     add_server(parser.add_argument_group("a running server instead of this program's engine"))
     groups = {title: parser.add_argument_group(title) for title in GROUPS}
     for field in engine_fields():
@@ -91,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, write, print."""
     if not 1 <= arguments.repeats <= MAX_REPEATS:
         raise ConfigError(f"--repeats is {arguments.repeats}; it must be 1 to {MAX_REPEATS:,}")
+    simulate.make_slo(arguments)  # which says what is no time
     workload, max_num_seqs = read_requests(arguments)
     make_folder(arguments.out)
     with progress_bars(arguments.repeats, show=sys.stderr.isatty()) as watcher:
@@ -266,6 +268,8 @@ def method(arguments: argparse.Namespace, workload: Workload, seed: int | None) 
         "num_clients": workload.num_clients or None,
         "temperature": arguments.temperature,
         "seed": seed,
+        "slo_ttft_ms": arguments.slo_ttft_ms,
+        "slo_itl_ms": arguments.slo_itl_ms,
         "workload_seed": arguments.workload_seed,
         "order": "policies in turns within each repeat, after a warm-up",
     }
