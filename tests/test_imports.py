@@ -41,15 +41,18 @@ ALLOWED = {
     "everystop.observe": {
         "everystop.core.events",
         "everystop.core.request:FinishReason",
+        "everystop.core.step_time",  # time that a step took is divided by what is known of step times
         "everystop.observe.comparison",
+        "everystop.observe.history",
         "everystop.observe.slot_use",
+        DURATIONS,
         ERRORS,
     },
-    # Time that a step took is divided by what is known of step times.
     "everystop.observe.history": {
         "everystop.core.events",
         "everystop.core.step_time",
         "everystop.core.step_time_fit",
+        "everystop.observe.queue",
     },
     # A comparison holds histories, and can be read back from a file.
     "everystop.observe.history_data": {
@@ -62,6 +65,7 @@ ALLOWED = {
     "everystop.observe.slot_use": {"everystop.core.events", "everystop.observe"},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
     "everystop.observe.recorder": {
+        "everystop.observe.history:Client",
         "everystop.core.plan",
         "everystop.core.policy:PolicySettings",
         "everystop.core.recording:RECORD_VERSION",
@@ -127,9 +131,11 @@ ALLOWED = {
         ERRORS,
         DURATIONS,
     },
+    # What a record says of a run is remembered, and so shown, as a live server does it.
     "everystop.sim": {
         "everystop.core",
         "everystop.engine.loop",
+        "everystop.observe.history",
         "everystop.runner.calibration",
         "everystop.runner.simulated",
         PROTOCOL,
