@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,17 +57,12 @@ def test_texts_are_large_enough_and_inside(claim: Any, theme: Any, findings: Map
     data = json.loads(json.dumps(findings[claim.number].data))
     with drawing_style():
         sheet = claim.draw(data, theme)
-        agg.FigureCanvasAgg(sheet.figure).draw()
-    width, height = sheet.width, sheet.height
-    for text in sheet.figure.findobj(lambda artist: hasattr(artist, "get_fontsize")):
-        if text.get_text() and text.get_visible():
-            assert text.get_fontsize() >= 12, text.get_text()
-            box = text.get_window_extent()
-            scale = sheet.figure.dpi / 72
-            assert box.x0 >= -1, text.get_text()
-            assert box.x1 <= width * scale + 1, text.get_text()
-            assert box.y0 >= -1, text.get_text()
-            assert box.y1 <= height * scale + 1, text.get_text()
+        sizes = [float(size) for size in re.findall(r"<text[^>]*font-size: ([\d.]+)px", sheet.as_svg())]
+        box = sheet.figure.get_tightbbox(agg.FigureCanvasAgg(sheet.figure).get_renderer())
+    assert sizes
+    assert min(sizes) >= 12
+    assert -0.02 <= box.x0 <= box.x1 <= sheet.width / 72 + 0.02
+    assert -0.02 <= box.y0 <= box.y1 <= sheet.height / 72 + 0.02
 
 
 def test_pictures_are_written_light_and_dark(findings: Mapping[int, Findings], tmp_path: Path) -> None:
