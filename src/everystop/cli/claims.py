@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shlex
 import sys
 import time
@@ -101,10 +102,12 @@ def measure(arguments: argparse.Namespace, chosen: Sequence[Claim], book: Book, 
     from everystop.claims.lab import EngineLab
     from everystop.trial.interrupts import noted_interrupts
 
+    load_average = os.getloadavg()[0]  # of others: nothing runs here yet
     lab = EngineLab(Config(model=arguments.model, threads=arguments.threads), arguments.repeats, watcher)
     try:
         with noted_interrupts() as watcher.check:
             settings = {**lab.describe(), "command": shlex.join(["everystop", *arguments.words])}
+            settings["load_average"] = round(load_average, 1)
             for place, claim in enumerate(chosen):
                 watcher.name = f"claim {claim.number} ({place + 1} of {len(chosen)})"
                 result = measure_one(claim, lab, settings)
