@@ -102,8 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
             comparison = on_engine(arguments, workload, max_num_seqs, watcher)
     from everystop.observe.comparison_text import describe_comparison
 
+    written = write(comparison, arguments.out)  # first: whoever reads the words may leave
     print(describe_comparison(comparison))
-    print(f"\nwritten to {arguments.out}: {', '.join(write(comparison, arguments.out))}", file=sys.stderr)
+    print(f"\nwritten to {arguments.out}: {', '.join(written)}", file=sys.stderr)
     if not comparison.is_complete:
         return 130
     return 0 if comparison.equality().holds and not comparison.num_errors else 1
