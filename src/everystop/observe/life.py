@@ -140,9 +140,7 @@ class _Cutter:
         """All pieces."""
         trail, life = self._trail, self._life
         if trail.client is not None:
-            self._to(trail.client.submitted_ns, Cause.RECEIVE)
-        first = trail.arrival or trail.refusal
-        self._to(life.end_ns if first is None else first.now_ns, Cause.STEP_RUNNING)
+            self._hand_over(trail.client.submitted_ns)
         if trail.arrival is not None:
             self._wait_to_board()
             if trail.admits:
@@ -165,6 +163,18 @@ class _Cutter:
         return self._life.end_ns if finish is None else finish.now_ns
 
     # ---------------------------------------------------------------- waiting
+
+    def _hand_over(self, submitted_ns: int) -> None:
+        """Until the engine has taken it, which it does between two steps."""
+        self._to(submitted_ns, Cause.RECEIVE)
+        first = self._trail.arrival or self._trail.refusal
+        if first is None:
+            self._to(self._life.end_ns, Cause.STEP_RUNNING)
+            return
+        landed = self._history.steps_between_ns(submitted_ns, first.now_ns)
+        if landed:
+            self._to(landed[-1].now_ns, Cause.STEP_RUNNING)
+        self._to(first.now_ns, Cause.HOST)
 
     def _wait_to_board(self) -> None:
         trail = self._trail

@@ -203,7 +203,7 @@ PHRASES: dict[Cause, Callable[[Story, Cause, int], str]] = {
     Cause.SAMPLING: _plain("sampling"),
     Cause.SKIPPED: _skipped,
     Cause.PREEMPTED: _preempted,
-    Cause.HOST: _plain("between its steps (scheduling and hand-over)"),
+    Cause.HOST: _plain("in scheduling and hand-over"),
     Cause.DELIVERY: _plain("turning tokens into text and delivering it"),
     Cause.UNATTRIBUTED: _plain("of which nothing is remembered any more"),
 }
