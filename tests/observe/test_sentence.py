@@ -48,13 +48,13 @@ def test_a_static_batch_names_its_straggler_while_it_runs_and_afterwards() -> No
     run.add(2, max_tokens=4)
     run.turn(100)
     assert run.explain(2).sentence == (
-        "So far 210 ms of waiting: 210 ms queued because all 2 slots were held by a static batch waiting for r0 "
+        "So far 210 ms of waiting: 210 ms queued because 2 slots were held by a static batch waiting for r0 "
         "(120 tokens)."
     )
     run.finish()
     explanation = run.explain(2)
     assert explanation.sentence == (
-        "1.0 s to first token: 1.0 s queued because all 2 slots were held by a static batch waiting for r0 "
+        "1.0 s to first token: 1.0 s queued because 2 slots were held by a static batch waiting for r0 "
         "(512 tokens); 1.0 s in all, 4 output tokens."
     )
     assert [advice.flag for advice in explanation.advice] == ["--policy continuous"]
