@@ -251,6 +251,7 @@ def test_a_reader_that_sees_some_gets_the_others_without_anything_of_theirs() ->
                     told = {key for key, value in one.items() if value is not None}
                     assert told <= {"id", "state", "slot", "admit_ns", "first_token_ns", "finish_ns", "sentence"}
                     assert one.get("sentence", "another request") == "another request"
+                    assert one.get("state", "waiting") in ("waiting", "running", "finished")
                 else:
                     assert one["name"] == f"mine-{one['id']}"
             for _, _, owner in message.get("kv", {"runs": []})["runs"]:
@@ -420,3 +421,23 @@ def test_the_main_cause_of_what_is_over_is_told_as_explained() -> None:
         main = max(told.as_data()["causes"], key=lambda cause: cause["ns"])
         assert shown["blame"] == main["label"]
     assert {shown["blame"] for shown in watch.requests.values()} >= {"queued: no free slot"}
+
+
+def test_what_a_stranger_needs_is_not_told_to_those_behind_it() -> None:
+    harness = Harness(make_scheduler(num_blocks=4, block_size=16, max_num_seqs=4, admission="greedy"))
+    watch = Watch(harness, name_of=lambda i: "mine" if i in (0, 3) else None, sees_all=False)
+    for request_id in range(4):
+        harness.add(make_request(request_id, 30, max_tokens=30))
+    harness.turn()
+    message = watch.read_all()
+    assert [one["id"] for one in message["waiting"]] == [-3, 3]
+    own = message["waiting"][1]
+    assert (own["sentence"], own["need"], own["have"], own["behind"]) == (
+        "behind another request, for which too few KV blocks are free",
+        0,
+        0,
+        -3,
+    )
+    assert message["acts"][0][2] == (
+        "step 0: admitted r0 (30 of 30 prompt tokens), admitted another request; another request waits"
+    )

@@ -10,7 +10,7 @@ from everystop.core.request import FinishReason
 from everystop.observe.history import Act
 from everystop.observe.queue import NOBODY
 from everystop.observe.waiting import reason_text
-from everystop.observe.wording import NameOf, counted, who
+from everystop.observe.wording import ANOTHER, NameOf, counted, who
 
 NO_STEP = -1
 
@@ -99,9 +99,11 @@ def _told(act: Act, name_of: NameOf, nobody: str) -> str:
 
 
 def _ended(act: FinishEvent, name_of: NameOf) -> str:
-    ended, is_named = who(act.request_id, name_of), name_of(act.request_id) is not None
+    name = name_of(act.request_id)
+    if name is None:
+        return f"{ANOTHER} ended"
     if act.reason is FinishReason.ABORT:
-        return f"{ended} was aborted"
+        return f"{name} was aborted"
     if act.reason is FinishReason.ERROR:
-        return f"{ended} failed" + (f" ({act.detail})" if is_named else "")
-    return f"{ended} finished" + (f" ({act.reason}, {counted(act.num_output_tokens, 'token')})" if is_named else "")
+        return f"{name} failed ({act.detail})"
+    return f"{name} finished ({act.reason}, {counted(act.num_output_tokens, 'token')})"

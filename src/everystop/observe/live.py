@@ -179,6 +179,8 @@ class LiveReader:
             "finish_ns": request.finish_ns,
         }
         if name is None:
+            if request.finish_ns is not None:
+                shown["state"] = "finished"  # how it ended is its own affair
             return shown | _NOT_OF_STRANGERS
         return shown | {
             "num_prompt_tokens": request.num_prompt_tokens,
@@ -198,6 +200,7 @@ class LiveReader:
             return {"id": shown_id, "name": None, "sentence": ANOTHER} | _NOT_OF_STRANGERS_WAITING
         arrival = waiter.trail.arrival
         ahead = NOBODY if wait is None else wait.behind if wait.behind != NOBODY else wait.request_id
+        needs = wait if wait is not None and wait.request_id >= 0 and self._strangers.sees(wait.request_id) else None
         return {
             "id": shown_id,
             "name": name,
@@ -205,8 +208,8 @@ class LiveReader:
             "since_ns": waits_since_ns(waiter.trail),
             "reason": STEP_RUNNING if wait is None else wait.reason.value,
             "sentence": because(wait, request_id, self._strangers.number),
-            "need": 0 if wait is None else wait.need,
-            "have": 0 if wait is None else wait.have,
+            "need": 0 if needs is None else needs.need,
+            "have": 0 if needs is None else needs.have,
             "behind": None if ahead in (NOBODY, request_id) else self._strangers.id(ahead),
         }
 

@@ -63,11 +63,15 @@ def _untaken(history: History, request_id: int) -> tuple[int, int]:
 
 
 def because(wait: WaitEvent | None, request_id: int, name_of: NameOf) -> str:
-    """The reason in plain words, and whose it is where it is not the request's own."""
+    """The reason in plain words, and whose it is where it is not the request's own; how much another request needs is
+    told only to those who may know its name.
+    """
     if wait is None:
         return "a step is running"
     text = reason_text(wait, name_of)
     if wait.request_id not in (-1, request_id):
+        if wait.reason is WaitReason.NO_BLOCKS and name_of(wait.request_id) is None:
+            text = "too few KV blocks are free"
         return f"behind {who(wait.request_id, name_of)}, for which {text}"
     return text
 
