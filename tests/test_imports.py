@@ -41,14 +41,16 @@ ALLOWED = {
     "everystop.observe": {
         "everystop.core.events",
         "everystop.core.request:FinishReason",
+        "everystop.core.step_time",  # time that a step took is divided by what is known of step times
         "everystop.observe.history",
+        DURATIONS,
         ERRORS,
     },
-    # Time that a step took is divided by what is known of step times.
     "everystop.observe.history": {
         "everystop.core.events",
         "everystop.core.step_time",
         "everystop.core.step_time_fit",
+        "everystop.observe.queue",
     },
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
     "everystop.observe.recorder": {

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from everystop import __version__
-from everystop.cli import batch, calibrate, plan, pull, replay, serve, simulate, trace
+from everystop.cli import batch, calibrate, explain, plan, pull, replay, serve, simulate, top, trace
 from everystop.core.errors import ConfigError, EverystopError
 
 EPILOG = "In a clone, `./everystop test` runs the linters and the tests."
@@ -40,6 +40,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"everystop {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, pull, batch, simulate, plan, calibrate, replay, trace):
+    for command in (serve, pull, batch, top, explain, simulate, plan, calibrate, replay, trace):
         command.add_parser(commands)
     return parser

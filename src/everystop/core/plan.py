@@ -128,10 +128,12 @@ class StepResult:
 
     Each entry of `rows` is the tuple of sampled token ids (empty for a chunk that samples nothing) or a failure code, a
     str, which fails that request alone. `logprobs` holds one entry per sampled token for requests that asked. `stopped`
-    names requests whose stop string ended with this step's token, and which one it was.
+    names requests whose stop string ended with this step's token, and which one it was. Of `execute_ns`, `sample_ns`
+    went to sampling, 0 where that is not known.
     """
 
     rows: list[tuple[int, ...] | str]
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     stopped: dict[int, str] = field(default_factory=dict)
     execute_ns: int = 0
+    sample_ns: int = 0
