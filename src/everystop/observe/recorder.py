@@ -7,14 +7,16 @@ A record is gzip-compressed JSON, one array or object a line:
      and the fields of PolicySettings: "batch_wait_ns": 0, ..., "shares": {tenant's number: {...}, ...}}
     ["add", now_ns, request_id, group_id, choice_index, num_prompt_tokens, max_tokens, min_tokens, n, num_stop_ids,
             tenant, priority, and if it has targets of its own: ttft_target_ns, itl_target_ns]
-    ["refuse", ... the same ...]
+    ["refuse", ... the same ...]      by the scheduler
+    ["decline", ... the same ...]     by whoever asks, before the scheduler saw it
     ["abort", now_ns, request_id]
     ["schedule", now_ns, num_rows, num_tokens, fingerprint of the plan]
-    ["update", now_ns, execute_ns, rows, request_ids whose stop string was found]
+    ["update", now_ns, execute_ns, rows, request_ids whose stop string was found, and if it is known: sample_ns]
     ["keys", request_id, [block keys]]
-    ["client", first_request_id, num, id of the answer, received_ns, submitted_ns, first_sent_ns, delivered_ns]
+    ["client", first_request_id, num, id of the answer, has_left,
+               received_ns, submitted_ns, first_sent_ns, delivered_ns]
 
-and, only if the user asked for token ids:
+and, only if the user asked for token ids, which also adds the id that a client gave its request to the end of its line:
 
     ["prompt", group_id, [token ids], {fields of SamplingParams that are not the default}, [end-of-sequence ids]]
     ["output", request_id, [token ids]]
@@ -93,6 +95,10 @@ class Recorder:
         """A request arrives in vain."""
         self._note("refuse", now_ns, request)
 
+    def declined(self, request: Request, now_ns: int) -> None:
+        """A request is turned away before."""
+        self._note("decline", now_ns, request)
+
     def aborted(self, request_id: int, now_ns: int) -> None:
         """A client is gone."""
         self._note("abort", now_ns, request_id)
@@ -143,8 +149,7 @@ class Recorder:
     def _write_clients(self) -> None:
         while self._clients:
             client = self._clients.popleft()
-            times = (client.received_ns, client.submitted_ns, client.first_sent_ns, client.delivered_ns)
-            self._write([["client", client.first_request_id, client.num, client.name, *times]])
+            self._write([self._formatter.client(client)])
 
     def _write(self, lines: Iterable[Any]) -> None:
         for line in lines:
@@ -170,7 +175,7 @@ class _Formatter:
         kind, *arguments = call
         if kind == "header":
             return arguments
-        if kind in ("add", "refuse"):
+        if kind in ("add", "refuse", "decline"):
             return [self._add(kind, *arguments), *self._prompt_of(arguments[1])]
         if kind == "abort":
             return [list(call), *self._ends_of(arguments[1:])]
@@ -179,6 +184,13 @@ class _Formatter:
             return [[kind, now_ns, len(plan.rows), plan.num_tokens, plan.fingerprint()]]
         now_ns, plan, result, ended = arguments
         return [self._update(now_ns, plan, result), *self._ends_of(ended)]
+
+    def client(self, client: Client) -> list[Any]:
+        """The line of an HTTP request."""
+        sequences = (client.first_request_id, client.num)
+        times = (client.received_ns, client.submitted_ns, client.first_sent_ns, client.delivered_ns)
+        given = (client.given_name,) if self._with_tokens and client.given_name else ()
+        return ["client", *sequences, client.name, client.has_left, *times, *given]
 
     def last_lines(self) -> list[Any]:
         """The keys and outputs of requests that are still at work."""
@@ -216,7 +228,8 @@ class _Formatter:
                 rows.append(len(tokens))
             else:
                 rows.append([len(tokens), *(i for i, token in enumerate(tokens) if token in request.stop_ids)])
-        return ["update", now_ns, result.execute_ns, rows, list(result.stopped)]
+        sampling = (result.sample_ns,) if result.sample_ns else ()
+        return ["update", now_ns, result.execute_ns, rows, list(result.stopped), *sampling]
 
     def _prompt_of(self, request: Request) -> list[Any]:
         """The line of a prompt, where it is wanted; the choices of a group share one."""

@@ -27,7 +27,7 @@ from everystop.observe.history import Client
 from everystop.runner.simulated import FILLER_TOKEN
 
 STOP_TOKEN = FILLER_TOKEN + 1
-CALLS = ("add", "refuse", "abort", "schedule", "update")
+CALLS = ("add", "refuse", "decline", "abort", "schedule", "update")
 
 
 class Prompt(NamedTuple):
@@ -104,8 +104,7 @@ class Record:
         elif kind == "keys":
             self.keys[line[1]] = [bytes.fromhex(key) for key in line[2]]
         elif kind == "client":
-            _, first_request_id, num, name, *times = line[:8]
-            self.clients.append(Client(name, "", first_request_id, num, *times))
+            self.clients.append(_client(*line[1:]))
         elif kind == "prompt":
             _, group_id, token_ids, params, eos_token_ids = line
             self.prompts[group_id] = Prompt(tuple(token_ids), params, tuple(eos_token_ids))
@@ -141,6 +140,21 @@ class Record:
     def _stand_in(self, request_id: int) -> list[bytes]:
         """Keys of a request that never ended, or not before the record was cut off: they match nobody's."""
         return [b"lost with request %d" % request_id] if self.is_truncated else []
+
+
+def _client(
+    first_request_id: int,
+    num: int,
+    name: str,
+    has_left: bool,
+    received_ns: int,
+    submitted_ns: int,
+    first_sent_ns: int | None,
+    delivered_ns: int | None,
+    given_name: str = "",
+) -> Client:
+    times = (received_ns, submitted_ns, first_sent_ns, delivered_ns)
+    return Client(name, "", first_request_id, num, *times, given_name=given_name, has_left=has_left)
 
 
 def _step_times(data: dict[str, float]) -> StepTimeModel:

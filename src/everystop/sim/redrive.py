@@ -75,6 +75,9 @@ class Redrive:
             return
         raise ValueError("it is not refused now")
 
+    def _decline(self, call: list[Any]) -> None:
+        self._scheduler.note_refusal(self._record.make_request(call, call[6]), RequestError(""), call[1])
+
     def _abort(self, call: list[Any]) -> None:
         self._scheduler.abort(call[2], call[1])
 
@@ -91,9 +94,10 @@ class Redrive:
             self._on_its_way.append((plan, now_ns))
 
     def _update(self, call: list[Any]) -> list[Event]:
-        _, now_ns, execute_ns, rows, stopped = call
+        _, now_ns, execute_ns, rows, stopped, *sampling = call
         plan, scheduled_ns = self._on_its_way.popleft()
         result = StepResult([_tokens(row) for row in rows], stopped=dict.fromkeys(stopped, ""), execute_ns=execute_ns)
+        result.sample_ns = sampling[0] if sampling else 0
         events = self._scheduler.update(plan, result, now_ns)
         if plan.rows:
             last_step_id, last_ns = self._last_update

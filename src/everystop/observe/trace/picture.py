@@ -48,6 +48,7 @@ def _draw_step(pen: Pen, record: StepRecord, span: Span, num_prefill: int) -> No
             ("recomputed_tokens", record.num_recomputed_tokens),
             ("wasted_rows", record.num_wasted_rows),
             ("execute_us", record.execute_ns // 1000),
+            ("sample_us", record.sample_ns // 1000),
             ("target_us", record.target_ns // 1000),
             ("predicted_us", record.predicted_ns // 1000),
         ]
