@@ -55,6 +55,7 @@ log = logging.getLogger("everystop.recorder")
 CALLS_PER_BATCH = 256
 KEY_DIGITS = 32
 _PLAIN = SamplingParams()
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Recorder:
@@ -152,8 +153,7 @@ class Recorder:
             self._write([self._formatter.client(client)])
 
     def _write(self, lines: Iterable[Any]) -> None:
-        for line in lines:
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.write("".join([_encode(line) + "\n" for line in lines]))
         self._file.flush()
 
 
