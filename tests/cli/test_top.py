@@ -50,7 +50,7 @@ def test_a_snapshot_shows_who_runs_and_who_waits(
                 client.join(20)
     text = capsys.readouterr().out
     assert "CONTINUOUS  parrot" in text
-    for words in ("slots 2/2", "waiting 1", "all 2 slots are taken", "decisions", "8 of 8 prompt tokens", "prefill"):
+    for words in ("slots 2/2", "waiting 1", "no slot is free", "decisions", "8 of 8 prompt tokens", "prefill"):
         assert words in text, text
     assert "\x1b" not in text
 

@@ -17,6 +17,9 @@ from tests.observe.turns import after_each_turn
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
 from everystop.core.request import RequestState
 from everystop.observe import live, live_state
+from everystop.observe.blame import Blame
+from everystop.observe.causes import LABELS
+from everystop.observe.explain import explain
 from everystop.observe.history import History
 from everystop.observe.live import LiveReader
 from everystop.observe.live_state import LiveState
@@ -58,9 +61,7 @@ class Watch:
             num_blocks=scheduler.kv.pool.num_blocks,
             ask_blocks=self._answer_blocks,
         )
-        self.reader = LiveReader(
-            self.state, name_of=self.name_of, sees_all=self.sees_all, server={"model": "hash"}, blame_of=str
-        )
+        self.reader = LiveReader(self.state, name_of=self.name_of, sees_all=self.sees_all, server={"model": "hash"})
 
     def _answer_blocks(self) -> None:
         self.num_asked += 1
@@ -140,7 +141,7 @@ def check_requests(watch: Watch) -> None:
             assert shown["finish_ns"] == ends[0].now_ns
             assert shown["num_output_tokens"] == ends[0].num_output_tokens
             assert shown["num_cached_tokens"] == ends[0].num_cached_tokens
-            assert shown["blame"] == str(request_id)
+            assert shown["blame"] is None or shown["blame"] in LABELS.values()
         else:
             assert shown["state"] == ("running" if request.state is RequestState.RUNNING else "waiting")
             assert shown["finish_ns"] is None
@@ -250,6 +251,7 @@ def test_a_reader_that_sees_some_gets_the_others_without_anything_of_theirs() ->
                     told = {key for key, value in one.items() if value is not None}
                     assert told <= {"id", "state", "slot", "admit_ns", "first_token_ns", "finish_ns", "sentence"}
                     assert one.get("sentence", "another request") == "another request"
+                    assert one.get("state", "waiting") in ("waiting", "running", "finished")
                 else:
                     assert one["name"] == f"mine-{one['id']}"
             for _, _, owner in message.get("kv", {"runs": []})["runs"]:
@@ -319,13 +321,14 @@ def test_who_waits_is_told_with_the_reason() -> None:
     message = watch.read_all()
     assert [one["id"] for one in message["waiting"]] == [4, 5, 6, 7]
     first, second = message["waiting"][:2]
-    assert (first["reason"], first["sentence"]) == ("no_slot", "all 4 slots are taken")
-    assert (second["reason"], second["sentence"], second["behind"]) == ("behind", "behind r4", 4)
+    assert (first["reason"], first["sentence"], first["behind"]) == ("no_slot", "no slot is free", None)
+    assert (second["reason"], second["sentence"]) == ("no_slot", "behind r4, for which no slot is free")
+    assert second["behind"] == 4
     assert first["num_prompt_tokens"] == 20
     assert message["tiles"]["oldest_wait_ns"] == watch.harness.now_ns - first["since_ns"]
     assert watch.acts[0][2] == (
         "step 0: admitted r0 (20 of 20 prompt tokens), admitted r1 (20 of 20 prompt tokens), "
-        "admitted r2 (20 of 20 prompt tokens), admitted r3 (20 of 20 prompt tokens); r4 waits: all 4 slots are taken"
+        "admitted r2 (20 of 20 prompt tokens), admitted r3 (20 of 20 prompt tokens); r4 waits: no slot is free"
     )
 
 
@@ -337,11 +340,11 @@ def test_missing_blocks_and_preemptions_are_told_in_words() -> None:
     harness.add(make_request(2, 30, max_tokens=4))
     harness.turn()
     message = watch.read_all()
-    assert message["waiting"][0]["sentence"] == "needs 2 more KV blocks (2 wanted, 0 free)"
+    assert message["waiting"][0]["sentence"] == "2 KV blocks are needed and 0 free"
     harness.run()
     watch.read_all()
     texts = " ".join(text for _, _, text in watch.acts)
-    assert "kept 2 decodes; preempted r1, which loses 32 computed tokens" in texts or "preempted r1" in texts
+    assert "kept 1 decode; preempted r1, which loses 32 computed tokens; nobody boards: somebody has just lost" in texts
     assert "took back r1" in texts
     assert "r0 finished (length, 30 tokens)" in texts
 
@@ -397,10 +400,44 @@ def test_a_padded_row_stays_known_however_long_it_is_held(monkeypatch: pytest.Mo
 def test_requests_that_the_history_forgets_at_once_are_still_shown() -> None:
     harness = Harness(make_scheduler(max_num_seqs=4))
     watch = Watch(harness)
-    watch.history.num_finished = watch.history._num_finished = 0
+    watch.history.num_finished = 0
     for request_id in range(6):
         harness.add(make_request(request_id, 4, max_tokens=2))
     harness.run()
     watch.read_all()
     assert rows_of(watch.steps) == rows_by_events(harness.events)
     assert {one["state"] for one in watch.requests.values()} == {"finished"}
+
+
+def test_the_main_cause_of_what_is_over_is_told_as_explained() -> None:
+    watch = busy()
+    watch.state._blame = Blame(watch.history, cpu_ns=lambda: 0)
+    watch.harness.run()
+    watch.read_all()
+    watch.harness.now_ns += 1_000_000
+    watch.read_all()
+    for request_id, shown in watch.requests.items():
+        told = explain(watch.history, [request_id], now_ns=watch.harness.now_ns, name_of=name_all)
+        main = max(told.as_data()["causes"], key=lambda cause: cause["ns"])
+        assert shown["blame"] == main["label"]
+    assert {shown["blame"] for shown in watch.requests.values()} >= {"queued: no free slot"}
+
+
+def test_what_a_stranger_needs_is_not_told_to_those_behind_it() -> None:
+    harness = Harness(make_scheduler(num_blocks=4, block_size=16, max_num_seqs=4, admission="greedy"))
+    watch = Watch(harness, name_of=lambda i: "mine" if i in (0, 3) else None, sees_all=False)
+    for request_id in range(4):
+        harness.add(make_request(request_id, 30, max_tokens=30))
+    harness.turn()
+    message = watch.read_all()
+    assert [one["id"] for one in message["waiting"]] == [-3, 3]
+    own = message["waiting"][1]
+    assert (own["sentence"], own["need"], own["have"], own["behind"]) == (
+        "behind another request, for which too few KV blocks are free",
+        0,
+        0,
+        -3,
+    )
+    assert message["acts"][0][2] == (
+        "step 0: admitted r0 (30 of 30 prompt tokens), admitted another request; another request waits"
+    )

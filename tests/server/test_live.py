@@ -114,6 +114,39 @@ def test_the_stream_needs_the_key_where_there_is_one() -> None:
             watcher.wait(bool)
 
 
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_a_key_sees_its_own_requests_and_an_admin_all_of_them() -> None:
+    keys = {"api_keys": ("sk-a", "sk-b"), "admin_keys": ("sk-root",)}
+    with (
+        parrot(**keys) as server,
+        watching(server, bearer("sk-a")) as one,
+        watching(server, bearer("sk-b")) as other,
+        watching(server, bearer("sk-root")) as admin,
+    ):
+        watchers = (one, other, admin)
+        names = []
+        for key, prompt in (("sk-a", "aaaa"), ("sk-b", "bbbbbbbb")):
+            status, answer = server.post("/v1/completions", {"prompt": prompt}, bearer(key))
+            assert status == 200
+            names.append(answer["id"])
+        for watcher in watchers:
+            watcher.wait(
+                lambda _, watcher=watcher: [r["state"] for r in watcher.requests().values()] == ["finished"] * 2
+            )
+        assert [watcher.messages[0]["server"]["sees"] for watcher in watchers] == ["own", "own", "all"]
+        assert [request["name"] for request in admin.requests().values()] == names
+        assert [request["name"] for request in one.requests().values()] == [names[0], None]
+        assert [request["name"] for request in other.requests().values()] == [None, names[1]]
+        assert [request["num_prompt_tokens"] for request in other.requests().values()] == [None, 8]
+        for watcher, stranger in ((one, names[1]), (other, names[0])):
+            assert stranger not in json.dumps(watcher.messages)
+            assert "another request" in json.dumps(watcher.messages)
+            assert sum(sum(step[-1][3::4]) for m in watcher.messages for step in m["steps"]) == 14
+
+
 def test_nothing_is_written_by_the_stream(server: ParrotServer) -> None:
     for method in ("POST", "PUT", "DELETE"):
         assert server.request(method, STREAM)[0] == 405

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.server.parrot import ParrotServer, parrot, parse_events, wait_until
+from tests.server.test_live import watching
 
 from everystop.observe.history import Client
 from everystop.server.state import ServerState
@@ -297,13 +298,17 @@ def test_only_the_last_requests_are_remembered() -> None:
 
 
 def test_nothing_that_is_over_is_remembered_if_so_asked() -> None:
-    with parrot(explain_history=0, max_num_seqs=1) as server:
+    with parrot(explain_history=0) as server:
         server.runner.step_s = 0.005
         _, name, _ = send(server, {"prompt": "a"})
         wait_until(lambda: ask(server, name)[0] == 404)
         assert "none that is over" in ask(server, name)[1]["error"]["message"]
-        with server.held({"x-request-id": "live"}):
+        with server.held({"x-request-id": "live"}), watching(server) as watcher:
+            watcher.wait(lambda _: len(watcher.requests()) == 1)
             assert ask(server, "live", "")[1]["state"] in ("waiting", "running")
+            for _ in range(3):
+                send(server, {"prompt": "a"})
+            watcher.wait(lambda _: len(watcher.requests()) >= 4)
         wait_until(lambda: not server.service.state.history.trails)
 
 

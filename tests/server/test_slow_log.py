@@ -8,8 +8,6 @@ import time
 import pytest
 from tests.server.parrot import ParrotServer, parrot, wait_until
 
-from everystop.config import Config
-from everystop.core.errors import ConfigError
 from everystop.observe.history import Client, History
 from everystop.server.slow_log import MAX_LINES, SlowLog
 
@@ -86,8 +84,3 @@ def test_explanations_that_cost_too_much_are_left_out(monkeypatch: pytest.Monkey
         log.tick()
         assert len(says) == num_lines + 1, seconds
         assert says[-1] == f"slow requests beside these: {5 - num_lines}, each above 0 ms"
-
-
-def test_slow_log_needs_a_history() -> None:
-    with pytest.raises(ConfigError, match="--explain-history"):
-        Config(slow_log=5.0, explain_history=0)

@@ -83,14 +83,12 @@ def read_record(arguments: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def find(history: History, name: str) -> list[int]:
-    """The sequences of the request of that name, or of that number with or without an r before it."""
-    client = history.clients.get(name)
+    """The sequences of the request of that name, whoever gave it, or of that number, with or without an r before it."""
+    from everystop.observe.history import MAX_DIGITS
+
     number = name.removeprefix("r")
-    if client is None and number.isascii() and number.isdecimal() and len(number) < 19:
-        trail = history.trails.get(int(number))
-        if trail is None:
-            return []
-        client = trail.client
-        if client is None:
-            return [trail.request_id]
-    return [] if client is None else list(client.request_ids)
+    client = next((client for one in (name, number) for client in history.clients_called(one)), None)
+    if client is not None:
+        return list(client.request_ids)
+    is_number = number.isascii() and number.isdecimal() and len(number) < MAX_DIGITS
+    return [int(number)] if is_number and int(number) in history.trails else []

@@ -196,6 +196,12 @@ class Engine:
             if params.stop and self._make_text_decoder is not None:
                 self._stop_watches[request.request_id] = (self._make_text_decoder(), StopMatcher(params.stop))
 
+    def _look_at_blocks(self, events: list[Event]) -> None:
+        """Add who holds the blocks to a turn's events, if somebody has asked."""
+        if self._is_asked_blocks:
+            self._is_asked_blocks = False
+            events.append(self._scheduler.block_event(time.monotonic_ns()))
+
     def _check_some_token_may_begin(self, request: Request, now_ns: int) -> None:
         """Raise RequestError, and record it, where `min_tokens` masks every token that the request allows."""
         params = request.params
@@ -208,12 +214,6 @@ class Engine:
             )
             self._scheduler.note_refusal(request, error, now_ns)
             raise error
-
-    def _look_at_blocks(self, events: list[Event]) -> None:
-        """Add who holds the blocks to a turn's events, if somebody has asked."""
-        if self._is_asked_blocks:
-            self._is_asked_blocks = False
-            events.append(self._scheduler.block_event(time.monotonic_ns()))
 
     def _find_stops(self, plan: StepPlan, result: StepResult) -> None:
         """Tell the scheduler which requests end with this step's token because of a stop string."""

@@ -64,7 +64,7 @@ LABELS = {
     Cause.AFTER_PREEMPT: "queued: somebody had just lost a place",
     Cause.TENANT_LIMIT: "queued: its tenant was at a limit",
     Cause.OVER_SHARE: "queued: its tenant was above its share",
-    Cause.LATE: "queued: late, behind those who could be on time",
+    Cause.LATE: "queued: late, behind those still on time",
     Cause.FORK: "queued: its sibling computed the prompt",
     Cause.PREFILL: "own prefill",
     Cause.DECODE: "decode",

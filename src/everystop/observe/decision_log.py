@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from everystop.core.events import AdmitEvent, FinishEvent, PreemptEvent, RefuseEvent, WaitEvent, WaitReason
 from everystop.core.request import FinishReason
 from everystop.observe.history import Act
-from everystop.observe.waiting_room import NOBODY, Waiter, why_it_waits
+from everystop.observe.queue import NOBODY
+from everystop.observe.waiting import reason_text
+from everystop.observe.wording import ANOTHER, NameOf, counted, who
 
 NO_STEP = -1
-STRANGER = "another request"
-
-Sees = Callable[[int], bool]
 
 
 class Decision(NamedTuple):
@@ -38,84 +37,73 @@ def is_told(act: Act) -> bool:
     return isinstance(act, AdmitEvent | PreemptEvent | FinishEvent | RefuseEvent)
 
 
-def sentence(decision: Decision, num_slots: int, sees: Sees) -> str:
-    """Example: "step 1042: kept 7 decodes, admitted r17 (256 of 900 prompt tokens); r12 waits: needs 3 more KV blocks".
+def sentence(decision: Decision, name_of: NameOf) -> str:
+    """Example: "step 1042: kept 7 decodes, admitted r17 (256 of 900 prompt tokens); r12 waits: no slot is free".
 
-    Requests that the reader may not see are "another request", without lengths.
+    Of requests that `name_of` does not name it says only that it is another request.
     """
-    boarded = [_admitted(act, decision, sees) for act in decision.acts if isinstance(act, AdmitEvent)]
+    boarded = [_admitted(act, decision, name_of) for act in decision.acts if isinstance(act, AdmitEvent)]
     first = ", ".join([*_kept(decision), *boarded])
-    others = [_told(act, num_slots, sees, has_boarded=bool(boarded)) for act in decision.acts]
-    text = "; ".join(filter(None, [first, *_refused(decision, sees), *dict.fromkeys(others)]))
+    nobody = "nobody else boards" if boarded else "nobody boards"
+    others = [_told(act, name_of, nobody) for act in decision.acts]
+    text = "; ".join(filter(None, [first, *_refused(decision, name_of), *dict.fromkeys(others)]))
     return text if decision.step_id == NO_STEP else f"step {decision.step_id}: {text}"
-
-
-def name(request_id: int, sees: Sees) -> str:
-    """r17, or "another request"."""
-    return f"r{request_id}" if sees(request_id) else STRANGER
 
 
 def _kept(decision: Decision) -> list[str]:
     kept = []
     if decision.num_decodes:
-        kept.append(f"{decision.num_decodes} decode{'s' * (decision.num_decodes > 1)}")
+        kept.append(counted(decision.num_decodes, "decode"))
     if decision.num_prompts:
-        kept.append(f"{decision.num_prompts} prompt{'s' * (decision.num_prompts > 1)} in progress")
+        kept.append(f"{counted(decision.num_prompts, 'prompt')} in progress")
     return [f"kept {' and '.join(kept)}"] if kept else []
 
 
-def _admitted(act: AdmitEvent, decision: Decision, sees: Sees) -> str:
-    who, verb = name(act.request_id, sees), "took back" if act.resumed else "admitted"
-    if not sees(act.request_id):
-        return f"{verb} {who}"
+def _admitted(act: AdmitEvent, decision: Decision, name_of: NameOf) -> str:
+    text = f"{'took back' if act.resumed else 'admitted'} {who(act.request_id, name_of)}"
+    if name_of(act.request_id) is None:
+        return text
     if act.forked_from != NOBODY:
-        return f"{verb} {who} (its prompt was computed by {name(act.forked_from, sees)})"
+        return f"{text} (its prompt was computed by {who(act.forked_from, name_of)})"
     end = decision.computed.get(act.request_id, act.num_cached_tokens)
     cached = f", {act.num_cached_tokens:,} of them cached" if act.num_cached_tokens else ""
-    return f"{verb} {who} ({end:,} of {act.num_tokens:,} {'' if act.resumed else 'prompt '}tokens{cached})"
+    return f"{text} ({end:,} of {act.num_tokens:,} {'' if act.resumed else 'prompt '}tokens{cached})"
 
 
-def _refused(decision: Decision, sees: Sees) -> Iterator[str]:
+def _refused(decision: Decision, name_of: NameOf) -> Iterator[str]:
     """Refusals by their cause."""
     causes: dict[str, list[str]] = {}
     for act in decision.acts:
         if isinstance(act, RefuseEvent):
-            cause = f" ({act.code})" if sees(act.request_id) else ""
-            causes.setdefault(cause, []).append(name(act.request_id, sees))
+            cause = f" ({act.code})" if name_of(act.request_id) else ""
+            causes.setdefault(cause, []).append(who(act.request_id, name_of))
     for cause, names in causes.items():
-        yield f"refused {names[0] if len(names) == 1 else f'{len(names)} requests'}{cause}"
+        yield f"refused {names[0] if len(names) == 1 else counted(len(names), 'request')}{cause}"
 
 
-def _told(act: Act, num_slots: int, sees: Sees, *, has_boarded: bool) -> str:
+def _told(act: Act, name_of: NameOf, nobody: str) -> str:
     """One act that is no boarding and no refusal; "" for one that the log does not tell of."""
     match act:
         case PreemptEvent():
-            lost = f", which loses {act.num_lost_tokens:,} computed tokens" if sees(act.request_id) else ""
-            return f"preempted {name(act.request_id, sees)}{lost}"
+            lost = f", which loses {counted(act.num_lost_tokens, 'computed token')}"
+            return f"preempted {who(act.request_id, name_of)}{lost if name_of(act.request_id) else ''}"
         case FinishEvent():
-            return _ended(act, sees)
-        case WaitEvent() if act.reason is not WaitReason.BEHIND:
-            return _waits(act, num_slots, sees, "nobody else boards" if has_boarded else "nobody boards")
+            return _ended(act, name_of)
+        case WaitEvent(request_id=request_id, reason=reason) if reason is not WaitReason.BEHIND:
+            if request_id == NOBODY:
+                return f"{nobody}: {reason_text(act, name_of)}"
+            text = f": {reason_text(act, name_of)}" if name_of(request_id) else ""
+            return f"{who(request_id, name_of)} waits{text}"
         case _:
             return ""
 
 
-def _ended(act: FinishEvent, sees: Sees) -> str:
-    who = name(act.request_id, sees)
+def _ended(act: FinishEvent, name_of: NameOf) -> str:
+    name = name_of(act.request_id)
+    if name is None:
+        return f"{ANOTHER} ended"
     if act.reason is FinishReason.ABORT:
-        return f"{who} was aborted"
+        return f"{name} was aborted"
     if act.reason is FinishReason.ERROR:
-        return f"{who} failed" + (f" ({act.detail})" if sees(act.request_id) else "")
-    return f"{who} finished" + (f" ({act.reason}, {_tokens(act.num_output_tokens)})" if sees(act.request_id) else "")
-
-
-def _tokens(num: int) -> str:
-    return f"{num:,} token{'s' * (num != 1)}"
-
-
-def _waits(act: WaitEvent, num_slots: int, sees: Sees, nobody: str) -> str:
-    waiter = Waiter(act.request_id, act.now_ns, act.reason, act.need, act.have, act.behind)
-    if act.request_id != NOBODY and not sees(act.request_id):
-        return f"{STRANGER} waits"
-    who = nobody if act.request_id == NOBODY else f"{name(act.request_id, sees)} waits"
-    return f"{who}: {why_it_waits(waiter, num_slots, lambda other: name(other, sees))}"
+        return f"{name} failed ({act.detail})"
+    return f"{name} finished ({act.reason}, {counted(act.num_output_tokens, 'token')})"

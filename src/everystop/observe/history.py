@@ -255,8 +255,8 @@ class History:
         self.queue = Queue()
         self.last_ns = 0
         self.num_refused = 0
-        self.num_finished = num_finished
         self.blocks: BlockEvent | None = None  # the last time that somebody asked
+        self.num_finished = num_finished
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._given: dict[str, dict[str, Client]] = {}  # by the names that clients gave, then by ours

@@ -13,15 +13,15 @@ from typing import Any
 from everystop.observe.block_map import NOBODY
 from everystop.observe.decision_log import sentence
 from everystop.observe.live_request import LiveRequest
-from everystop.observe.live_state import LiveState
-from everystop.observe.waiting_room import Waiter, why_it_waits
+from everystop.observe.live_state import LiveState, Waiter, waits_since_ns
+from everystop.observe.waiting import STEP_RUNNING, because
+from everystop.observe.wording import ANOTHER, NameOf, number_name
 
 WAITING_SHOWN = 100
 DECISIONS_A_MESSAGE = 200
 STEPS_A_MESSAGE = 400
 STEPS_BEHIND = 1000  # a reader that is further behind than that does not get the oldest
 FIRST_STRANGER = -2
-STRANGER_WAITS = "another request"
 
 _NOT_OF_STRANGERS = dict.fromkeys(
     (
@@ -36,8 +36,6 @@ _NOT_OF_STRANGERS = dict.fromkeys(
     )
 )
 _NOT_OF_STRANGERS_WAITING = dict.fromkeys(("num_prompt_tokens", "since_ns", "reason", "need", "have", "behind"))
-
-NameOf = Callable[[int], str | None]
 
 
 class Strangers:
@@ -55,6 +53,10 @@ class Strangers:
     def sees(self, request_id: int) -> bool:
         """It is none."""
         return self._look(request_id)[1] is not None
+
+    def number(self, request_id: int) -> str | None:
+        """What a sentence calls it, by its number; None for a stranger."""
+        return number_name(request_id) if self.sees(request_id) else None
 
     def id(self, request_id: int) -> int:
         """The id to show; -1 stands for nobody."""
@@ -79,8 +81,7 @@ class LiveReader:
     """The messages of one stream over a `LiveState`.
 
     `name_of` gives the name of a request that the reader may see, else None; with `sees_all` it gives one for each.
-    `blame_of` gives the label of the main cause of a request that is over. `server` is what the first message says of
-    the server.
+    `server` is what the first message says of the server.
     """
 
     def __init__(
@@ -90,13 +91,11 @@ class LiveReader:
         name_of: NameOf,
         sees_all: bool,
         server: Mapping[str, Any],
-        blame_of: Callable[[int], str | None] = lambda request_id: None,
     ) -> None:
         self._state = state
         self._strangers = Strangers(name_of)
         self._sees_all = sees_all
         self._server = server
-        self._blame_of = blame_of
         self._step_position = state.steps.start
         self._decision_position = state.decisions.start
         self._version = 0
@@ -131,8 +130,8 @@ class LiveReader:
             message["server"] = self._server
         message["steps"] = self._steps()
         message["requests"] = self._requests()
-        message["waiting"] = [self._waiting(waiter) for waiter in state.room.first(WAITING_SHOWN)]
-        message["num_waiting"] = len(state.room)
+        message["waiting"] = [self._waiting(waiter) for waiter in state.waiting(WAITING_SHOWN)]
+        message["num_waiting"] = len(state.queue.ids)
         message["tiles"] = asdict(state.tiles(now_ns))
         if self._blocks_version != state.blocks_version:
             self._blocks_version = state.blocks_version
@@ -180,6 +179,8 @@ class LiveReader:
             "finish_ns": request.finish_ns,
         }
         if name is None:
+            if request.finish_ns is not None:
+                shown["state"] = "finished"  # how it ended is its own affair
             return shown | _NOT_OF_STRANGERS
         return shown | {
             "num_prompt_tokens": request.num_prompt_tokens,
@@ -189,28 +190,28 @@ class LiveReader:
             "finish_reason": request.finish_reason,
             "num_preemptions": request.num_preemptions,
             "max_gap_ns": request.max_gap_ns,
-            "blame": None if request.finish_ns is None else self._blame_of(request_id),
+            "blame": request.blame,
         }
 
     def _waiting(self, waiter: Waiter) -> dict[str, Any]:
-        strangers = self._strangers
-        shown_id, name = strangers.id(waiter.request_id), strangers.name(waiter.request_id)
+        request_id, wait = waiter.trail.request_id, waiter.wait
+        shown_id, name = self._strangers.id(request_id), self._strangers.name(request_id)
         if name is None:
-            return {"id": shown_id, "name": None, "sentence": STRANGER_WAITS} | _NOT_OF_STRANGERS_WAITING
+            return {"id": shown_id, "name": None, "sentence": ANOTHER} | _NOT_OF_STRANGERS_WAITING
+        arrival = waiter.trail.arrival
+        ahead = NOBODY if wait is None else wait.behind if wait.behind != NOBODY else wait.request_id
+        needs = wait if wait is not None and wait.request_id >= 0 and self._strangers.sees(wait.request_id) else None
         return {
             "id": shown_id,
             "name": name,
-            "num_prompt_tokens": self._state.prompt_length(waiter.request_id),
-            "since_ns": waiter.since_ns,
-            "reason": None if waiter.reason is None else waiter.reason.value,
-            "sentence": why_it_waits(waiter, self._state.num_slots, self._short_name),
-            "need": waiter.need,
-            "have": waiter.have,
-            "behind": None if waiter.behind == NOBODY else strangers.id(waiter.behind),
+            "num_prompt_tokens": None if arrival is None else arrival.num_prompt_tokens,
+            "since_ns": waits_since_ns(waiter.trail),
+            "reason": STEP_RUNNING if wait is None else wait.reason.value,
+            "sentence": because(wait, request_id, self._strangers.number),
+            "need": 0 if needs is None else needs.need,
+            "have": 0 if needs is None else needs.have,
+            "behind": None if ahead in (NOBODY, request_id) else self._strangers.id(ahead),
         }
-
-    def _short_name(self, request_id: int) -> str:
-        return f"r{request_id}" if self._strangers.sees(request_id) else STRANGER_WAITS
 
     def _block_runs(self) -> list[tuple[str, int, int]]:
         shown = self._strangers.id
@@ -222,5 +223,5 @@ class LiveReader:
         if not is_full:
             self.num_dropped += first - self._decision_position
         self._decision_position = decisions.end
-        num_slots, sees = self._state.num_slots, self._strangers.sees
-        return [(one.now_ns, one.step_id, sentence(one, num_slots, sees)) for one in decisions.since(first)]
+        number = self._strangers.number
+        return [(one.now_ns, one.step_id, sentence(one, number)) for one in decisions.since(first)]

@@ -19,7 +19,8 @@ class LiveRequest:
     """A request that has boarded, or has ended without.
 
     `version` grows with each change that is to be told, `changed_ns` is when that was. `max_gap_ns` is the longest gap
-    between two of its tokens, 0 as long as there is none.
+    between two of its tokens, 0 as long as there is none. `blame` is the label of the main cause of its time, if it is
+    over and that has been worked out.
     """
 
     trail: Trail
@@ -35,6 +36,7 @@ class LiveRequest:
     max_gap_ns: int = 0
     finish_ns: int | None = None
     finish_reason: str | None = None
+    blame: str | None = None
     changed_ns: int = 0
     version: int = 0
 
@@ -91,27 +93,26 @@ class LiveRequest:
         return gap_ns
 
 
-def requests_at(history: History, before_ns: int) -> Iterator[tuple[LiveRequest, int | None]]:
-    """The requests that had arrived before then and were not over, as they stood, each with the time since when it was
-    waiting (None for those that ran). All remembered steps are looked through for their first tokens, but only from
-    where each boarded.
+def requests_at(history: History, before_ns: int) -> Iterator[LiveRequest]:
+    """The requests that had boarded before then and were not over, as they stood. Steps are looked through for the
+    first tokens of each from where it boarded.
     """
     for trail in list(history.trails.values()):
-        if trail.arrival is None or trail.arrival.now_ns >= before_ns:
-            continue
         if trail.finish is not None and trail.finish.now_ns < before_ns:
             continue
-        request, since_ns = LiveRequest.of(trail), trail.arrival.now_ns
         acts: list[AdmitEvent | PreemptEvent] = [*trail.admits, *trail.preemptions]
-        for act in sorted((act for act in acts if act.now_ns < before_ns), key=lambda act: act.now_ns):
+        acts = sorted((act for act in acts if act.now_ns < before_ns), key=lambda act: act.now_ns)
+        if not acts:
+            continue
+        request = LiveRequest.of(trail)
+        for act in acts:
             if isinstance(act, AdmitEvent):
                 request.admit(act)
             else:
                 request.preempt(act)
-                since_ns = act.now_ns
-        if request.admit_ns is not None:
-            _look_up_first_token(history, request, before_ns)
-        yield request, None if request.state == RUNNING else since_ns
+        request.changed_ns = acts[-1].now_ns
+        _look_up_first_token(history, request, before_ns)
+        yield request
 
 
 def _look_up_first_token(history: History, request: LiveRequest, before_ns: int) -> None:

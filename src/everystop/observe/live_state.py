@@ -9,23 +9,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from everystop.core.durations import NS_PER_S
 from everystop.core.events import AdmitEvent, ArrivalEvent, FinishEvent, PreemptEvent, RefuseEvent, WaitEvent
+from everystop.observe.blame import Blame
 from everystop.observe.block_map import BlockRun, block_runs
 from everystop.observe.decision_log import NO_STEP, Decision, is_told
 from everystop.observe.history import Act, History, Log, StepRecord, Trail
 from everystop.observe.live_figures import RecentFigures, Tiles
 from everystop.observe.live_request import REFRESH_NS, RUNNING, LiveRequest, requests_at
 from everystop.observe.recent import WINDOW_S
-from everystop.observe.waiting_room import WaitingRoom
 
 WINDOW_NS = WINDOW_S * NS_PER_S
 STEPS_A_TURN = 400  # some 20 ms of work at 32 rows
 QUIET_NS = NS_PER_S  # acts that no step has followed for so long are told without one
-ACTS_BEFORE = 20_000  # from which the reasons are taken that still held when the window began
 BLOCKS_EVERY_NS = NS_PER_S // 2
 BLOCKS_A_LOOK = 8192  # with more blocks, they are looked at less often
+
+
+class Waiter(NamedTuple):
+    """A waiting request, and why it waits; None where only a step is running."""
+
+    trail: Trail
+    wait: WaitEvent | None
+
+
+def waits_since_ns(trail: Trail) -> int:
+    """When a waiting request came, or came back."""
+    return trail.preemptions[-1].now_ns if trail.preemptions else trail.since_ns
 
 
 class LiveState:
@@ -52,7 +64,7 @@ class LiveState:
         self.changed: dict[int, LiveRequest] = {}
         self.num_running = 0
         self.version = 0
-        self.room = WaitingRoom()
+        self.queue = history.queue
         self.steps: Log[list[object]] = Log()
         self.decisions: Log[Decision] = Log()
         self.block_runs: list[BlockRun] = []
@@ -60,6 +72,7 @@ class LiveState:
         self._history = history
         self._ask_blocks = ask_blocks
         self._figures = RecentFigures(since_ns)
+        self._blame = Blame(history)
         self._told: list[Act] = []
         self._over: deque[LiveRequest] = deque()
         self._last: StepRecord | None = None
@@ -71,22 +84,11 @@ class LiveState:
         self._begin(now_ns - WINDOW_NS)
 
     def _begin(self, before_ns: int) -> None:
-        """The requests, and the reasons of those that wait, as they stood when the window began."""
-        for request, waits_since_ns in requests_at(self._history, before_ns):
-            if waits_since_ns is not None:
-                wait = self.room.come_back if request.num_preemptions else self.room.arrive
-                wait(request.request_id, waits_since_ns)
-            if request.admit_ns is not None:
-                self.requests[request.request_id] = request
-                self.num_running += request.state == RUNNING
-                self._touch(request, request.admit_ns)
-        acts = self._history.acts
-        for act in acts.between(self._act_position - ACTS_BEFORE, self._act_position):
-            if isinstance(act, WaitEvent):
-                self.room.note(act)
-        for request in self.requests.values():
-            if request.num_output_tokens:
-                self.room.unpark(request.request_id)
+        """The requests as they stood when the window began."""
+        for request in requests_at(self._history, before_ns):
+            self.requests[request.request_id] = request
+            self.num_running += request.state == RUNNING
+            self._touch(request, request.changed_ns)
 
     # ------------------------------------------------------------------ follow
 
@@ -104,6 +106,8 @@ class LiveState:
         self._take_acts(None)
         if self._told and now_ns - self._told[0].now_ns > QUIET_NS:
             self._decide(Decision(now_ns, NO_STEP, 0, 0, tuple(self._told), {}))
+        for request in self._blame.tick(now_ns):
+            self._touch(request, request.changed_ns)
         self._look_at_blocks(now_ns)
         self._forget(now_ns - WINDOW_NS)
         return False
@@ -122,31 +126,23 @@ class LiveState:
                 self._told.append(act)
 
     def _take_act(self, act: Act) -> None:
-        if isinstance(act, WaitEvent):
-            self.room.note(act)
+        if isinstance(act, WaitEvent | ArrivalEvent):
             return
-        if isinstance(act, ArrivalEvent):
-            self.room.arrive(act.request_id, act.now_ns)
-            return
-        request, room = self._meet(act.request_id), self.room
+        request = self._meet(act.request_id)
         self.num_running -= request.state == RUNNING
         match act:
             case AdmitEvent():
-                room.leave(act.request_id)
                 request.admit(act)
             case PreemptEvent():
-                room.come_back(act.request_id, act.now_ns)
-                room.unpark(act.request_id)
                 request.preempt(act)
             case FinishEvent():
-                room.leave(act.request_id)
-                room.unpark(act.request_id)
                 request.finish(act)
             case RefuseEvent():
                 request.end("refused", act.now_ns, act.code)
         self.num_running += request.state == RUNNING
         if request.finish_ns is not None:
             self._over.append(request)
+            self._blame.note(request)
         self._touch(request, act.now_ns)
 
     def _take_step(self, step: StepRecord) -> None:
@@ -177,7 +173,6 @@ class LiveState:
 
     def _note_first_token(self, request: LiveRequest, now_ns: int) -> None:
         self._figures.add_first_token(now_ns, now_ns - request.received_ns)
-        self.room.unpark(request.request_id)
         self._touch(request, now_ns)
 
     def _decide(self, decision: Decision) -> None:
@@ -240,12 +235,22 @@ class LiveState:
 
     def knows(self, request_id: int) -> bool:
         """It is among the requests, or waits."""
-        return request_id in self.requests or request_id in self.room
+        return request_id in self.requests or self.queue.holds(request_id)
 
-    def prompt_length(self, request_id: int) -> int | None:
-        """Tokens of a waiting request's prompt, if the history knows it."""
-        trail = self._history.trails.get(request_id)
-        return None if trail is None or trail.arrival is None else trail.arrival.num_prompt_tokens
+    def waiting(self, most: int) -> list[Waiter]:
+        """The first of those that wait: the one that is to board next, then in order of arrival."""
+        ids = self.queue.ids[:most]
+        head = self.queue.head
+        if head is not None and self.queue.holds(head.request_id):
+            ids = [head.request_id, *(request_id for request_id in ids if request_id != head.request_id)][:most]
+        return [Waiter(self._history.trails.get(i) or Trail(i), self.queue.reason_of(i)) for i in ids]
+
+    @property
+    def oldest_wait_ns(self) -> int:
+        """Since when the one that came first has waited, this time; `last_ns` of the history if nobody waits."""
+        ids = self.queue.ids
+        trail = self._history.trails.get(ids[0]) if ids else None
+        return self._history.last_ns if trail is None else waits_since_ns(trail)
 
     def changed_since(self, version: int) -> list[LiveRequest]:
         """Requests that have changed since then, the last first."""
@@ -258,14 +263,14 @@ class LiveState:
 
     def tiles(self, now_ns: int) -> Tiles:
         """The figures now."""
-        oldest_ns, figures = self.room.oldest_ns, self._figures
+        figures = self._figures
         num_free = self.num_blocks if self._last is None else self._last.num_free_blocks
         ttft_p50_ns, ttft_p95_ns, itl_p50_ns, itl_p99_ns = figures.latencies(now_ns)
         return Tiles(
             slots_busy=self.num_running,
             slots=self.num_slots,
-            num_waiting=len(self.room),
-            oldest_wait_ns=0 if oldest_ns is None else max(0, now_ns - oldest_ns),
+            num_waiting=len(self.queue.ids),
+            oldest_wait_ns=max(0, now_ns - self.oldest_wait_ns) if self.queue.ids else 0,
             kv_used_share=round(1 - num_free / self.num_blocks, 4),
             output_tokens_per_s=figures.output_tokens_per_s(now_ns),
             ttft_p50_ns=ttft_p50_ns,

@@ -86,6 +86,11 @@ class Queue:
             own = None  # it was passed over for the sake of somebody who is not next any more
         return self.parked.get(request_id) or own or self.head
 
+    def holds(self, request_id: int) -> bool:
+        """It waits."""
+        place = bisect_left(self.ids, request_id)
+        return place < len(self.ids) and self.ids[place] == request_id
+
     def position_of(self, request_id: int) -> int:
         """Its place in order of arrival, from 1."""
         return bisect_left(self.ids, request_id) + 1
@@ -113,9 +118,8 @@ class Queue:
 
     def _leave(self, request_id: int) -> None:
         """It boards, or ends: if it was next, nobody is until the scheduler names the next one."""
-        place = bisect_left(self.ids, request_id)
-        if place < len(self.ids) and self.ids[place] == request_id:
-            del self.ids[place]
+        if self.holds(request_id):
+            del self.ids[bisect_left(self.ids, request_id)]
         self._own.pop(request_id, None)
         self.parked.pop(request_id, None)
         if self.head is not None and self.head.request_id == request_id:

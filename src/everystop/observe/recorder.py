@@ -13,10 +13,10 @@ A record is gzip-compressed JSON, one array or object a line:
     ["schedule", now_ns, num_rows, num_tokens, fingerprint of the plan]
     ["update", now_ns, execute_ns, rows, request_ids whose stop string was found, and if it is known: sample_ns]
     ["keys", request_id, [block keys]]
-    ["client", first_request_id, num, id of the answer, has_left,
-               received_ns, submitted_ns, first_sent_ns, delivered_ns]
+    ["client", first_request_id, num, id of the answer, received_ns, submitted_ns, first_sent_ns, delivered_ns,
+               and if either says something: the id that the client gave, whether it left]
 
-and, only if the user asked for token ids, which also adds the id that a client gave its request to the end of its line:
+and, only if the user asked for token ids:
 
     ["prompt", group_id, [token ids], {fields of SamplingParams that are not the default}, [end-of-sequence ids]]
     ["output", request_id, [token ids]]
@@ -150,7 +150,9 @@ class Recorder:
     def _write_clients(self) -> None:
         while self._clients:
             client = self._clients.popleft()
-            self._write([self._formatter.client(client)])
+            times = (client.received_ns, client.submitted_ns, client.first_sent_ns, client.delivered_ns)
+            extra = (client.given_name, client.has_left) if client.given_name or client.has_left else ()
+            self._write([["client", client.first_request_id, client.num, client.name, *times, *extra]])
 
     def _write(self, lines: Iterable[Any]) -> None:
         self._file.write("".join([_encode(line) + "\n" for line in lines]))
@@ -184,13 +186,6 @@ class _Formatter:
             return [[kind, now_ns, len(plan.rows), plan.num_tokens, plan.fingerprint()]]
         now_ns, plan, result, ended = arguments
         return [self._update(now_ns, plan, result), *self._ends_of(ended)]
-
-    def client(self, client: Client) -> list[Any]:
-        """The line of an HTTP request."""
-        sequences = (client.first_request_id, client.num)
-        times = (client.received_ns, client.submitted_ns, client.first_sent_ns, client.delivered_ns)
-        given = (client.given_name,) if self._with_tokens and client.given_name else ()
-        return ["client", *sequences, client.name, client.has_left, *times, *given]
 
     def last_lines(self) -> list[Any]:
         """The keys and outputs of requests that are still at work."""
@@ -228,8 +223,8 @@ class _Formatter:
                 rows.append(len(tokens))
             else:
                 rows.append([len(tokens), *(i for i, token in enumerate(tokens) if token in request.stop_ids)])
-        sampling = (result.sample_ns,) if result.sample_ns else ()
-        return ["update", now_ns, result.execute_ns, rows, list(result.stopped), *sampling]
+        sample_ns = (result.sample_ns,) if result.sample_ns else ()
+        return ["update", now_ns, result.execute_ns, rows, list(result.stopped), *sample_ns]
 
     def _prompt_of(self, request: Request) -> list[Any]:
         """The line of a prompt, where it is wanted; the choices of a group share one."""

@@ -43,7 +43,7 @@ def waiting_state(
     rate = queue.boardings_per_s(now_ns)
     estimated_ns = None if rate is None else round(position / rate * NS_PER_S)
     reason = STEP_RUNNING if wait is None else wait.reason.value
-    text = f"position {position:,} of {num_waiting:,}: {_because(wait, request_id, name_of)}"
+    text = f"position {position:,} of {num_waiting:,}: {because(wait, request_id, name_of)}"
     if estimated_ns is not None:
         text += f"; about {duration(estimated_ns)}, at the rate of the last minute"
     return WaitingState(position, num_waiting, reason, text, estimated_ns)
@@ -62,12 +62,16 @@ def _untaken(history: History, request_id: int) -> tuple[int, int]:
     return num_before, num
 
 
-def _because(wait: WaitEvent | None, request_id: int, name_of: NameOf) -> str:
-    """The reason in plain words, and whose it is where it is not the request's own."""
+def because(wait: WaitEvent | None, request_id: int, name_of: NameOf) -> str:
+    """The reason in plain words, and whose it is where it is not the request's own; how much another request needs is
+    told only to those who may know its name.
+    """
     if wait is None:
         return "a step is running"
     text = reason_text(wait, name_of)
     if wait.request_id not in (-1, request_id):
+        if wait.reason is WaitReason.NO_BLOCKS and name_of(wait.request_id) is None:
+            text = "too few KV blocks are free"
         return f"behind {who(wait.request_id, name_of)}, for which {text}"
     return text
 

@@ -22,8 +22,8 @@ _HOST = re.compile(rb"[A-Za-z0-9._~\-\[\]:%]*")
 class KeyGuard:
     """ASGI middleware: 401 without a valid `Authorization: Bearer KEY`, 400 for a Host header that is no host.
 
-    `callers` says whose a key is; the scope's `caller` tells those behind. `is_open` knows the paths beside /health
-    that need no key.
+    `callers` says whose a key is; the scope's `caller` tells those behind. `is_open` knows the paths that need no key
+    beside /health.
     """
 
     def __init__(

@@ -16,10 +16,11 @@ from starlette.types import Receive, Scope, Send
 
 from everystop import __version__
 from everystop.core.durations import NS_PER_S
-from everystop.observe.live import LiveReader, NameOf
+from everystop.observe.live import LiveReader
 from everystop.observe.live_state import LiveState
 from everystop.server.errors import Overloaded
 from everystop.server.state import Phase, ServerState
+from everystop.server.visibility import Viewer
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class LiveStreams:
         self._cost_ns = 0
         self._started_ns = time.monotonic_ns()
 
-    def open(self, *, name_of: NameOf, sees_all: bool) -> LiveStream:
+    def open(self, viewer: Viewer) -> LiveStream:
         """A stream for one reader; raises Loading, Draining, EngineDead, or Overloaded where too many read."""
         self._state.check_open()
         if self._num_readers >= MAX_READERS:
@@ -59,19 +60,19 @@ class LiveStreams:
                 retry_after_s=10,
                 code="too_many_readers",
             )
-        return LiveStream(self, name_of, sees_all=sees_all)
+        return LiveStream(self, viewer)
 
     @contextmanager
-    def reader(self, name_of: NameOf, *, sees_all: bool) -> Iterator[tuple[LiveState, LiveReader]]:
+    def reader(self, viewer: Viewer) -> Iterator[tuple[LiveState, LiveReader]]:
         """Count a reader in as long as it reads; the first has the last minute made ready, the last takes it along."""
         if self._live is None:
             self._live = self._follow()
         self._num_readers += 1
-        sees = "all" if sees_all else "own"
+        server = self._server() | {"sees": "all" if viewer.sees_all else "own"}
         try:
             yield (
                 self._live,
-                LiveReader(self._live, name_of=name_of, sees_all=sees_all, server=self._server() | {"sees": sees}),
+                LiveReader(self._live, name_of=viewer.name_of, sees_all=viewer.sees_all, server=server),
             )
         finally:
             self._num_readers -= 1
@@ -136,10 +137,9 @@ class LiveStream:
     A reader that takes them slowly gets fewer of them; one that takes nothing for 30 s is left.
     """
 
-    def __init__(self, streams: LiveStreams, name_of: NameOf, *, sees_all: bool) -> None:
+    def __init__(self, streams: LiveStreams, viewer: Viewer) -> None:
         self._streams = streams
-        self._name_of = name_of
-        self._sees_all = sees_all
+        self._viewer = viewer
         self._is_gone = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,7 +149,7 @@ class LiveStream:
             return
         watcher = asyncio.create_task(self._watch(receive))
         try:
-            with self._streams.reader(self._name_of, sees_all=self._sees_all) as (live, reader):
+            with self._streams.reader(self._viewer) as (live, reader):
                 await self._stream(live, reader, send)
         except TimeoutError:
             logger.info("a reader of the live stream took nothing for %g s and was left", SEND_TIMEOUT_S)

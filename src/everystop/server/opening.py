@@ -142,7 +142,7 @@ class Opening:
     def screen(self) -> str:
         """What is served, how, and where."""
         lines = [f"Everystop {__version__}", *(f"  {name:<11}{text}" for name, text in self._lines)]
-        return "\n".join([*lines, f"Serving on {self.url} (try {self.url}/v1/chat/completions)"])
+        return "\n".join([*lines, f"Serving on {self.url} (try {self.url}/v1/chat/completions, watch {self.url}/ui)"])
 
     def _sampling_text(self) -> str:
         values = self._defaults.values()

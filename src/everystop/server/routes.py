@@ -132,9 +132,8 @@ class Endpoints:
         return Visit(self._state, partial(self._complete, request, protocol.parse_chat))
 
     async def live(self, request: Request) -> ASGIApp:
-        """What happens in the engine, as it happens."""
-        viewer = Viewer(self._state.history, caller_of(request.scope))
-        return self._streams.open(name_of=viewer.name_of, sees_all=viewer.sees_all)
+        """What happens in the engine, as it happens, and as far as the caller may see."""
+        return self._streams.open(Viewer(self._state.history, caller_of(request.scope)))
 
     async def _complete(self, request: Request, parse: Parse) -> ASGIApp:
         with self._bodies.room() as take_room:

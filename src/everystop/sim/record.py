@@ -104,7 +104,7 @@ class Record:
         elif kind == "keys":
             self.keys[line[1]] = [bytes.fromhex(key) for key in line[2]]
         elif kind == "client":
-            self.clients.append(_client(*line[1:]))
+            self.clients.append(_client(*line[1:10]))
         elif kind == "prompt":
             _, group_id, token_ids, params, eos_token_ids = line
             self.prompts[group_id] = Prompt(tuple(token_ids), params, tuple(eos_token_ids))
@@ -142,21 +142,6 @@ class Record:
         return [b"lost with request %d" % request_id] if self.is_truncated else []
 
 
-def _client(
-    first_request_id: int,
-    num: int,
-    name: str,
-    has_left: bool,
-    received_ns: int,
-    submitted_ns: int,
-    first_sent_ns: int | None,
-    delivered_ns: int | None,
-    given_name: str = "",
-) -> Client:
-    times = (received_ns, submitted_ns, first_sent_ns, delivered_ns)
-    return Client(name, "", first_request_id, num, *times, given_name=given_name, has_left=has_left)
-
-
 def _step_times(data: dict[str, float]) -> StepTimeModel:
     """Older records also hold times that a model of steps does not have any more."""
     known = {each.name for each in fields(StepTimeModel)}
@@ -182,3 +167,11 @@ class _Lines:
             self.is_truncated = True
         except OSError as error:
             raise RecordError(f"the record {path} cannot be read: {error.strerror}; name another file") from None
+
+
+def _client(first_request_id: int, num: int, name: str, *times_and_more: Any) -> Client:
+    """The client of a line; what only some lines say comes last."""
+    received_ns, submitted_ns, first_sent_ns, delivered_ns, given_name, has_left = (*times_and_more, "", False)[:6]
+    return Client(
+        name, "", first_request_id, num, received_ns, submitted_ns, first_sent_ns, delivered_ns, given_name, has_left
+    )

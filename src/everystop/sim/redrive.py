@@ -94,10 +94,11 @@ class Redrive:
             self._on_its_way.append((plan, now_ns))
 
     def _update(self, call: list[Any]) -> list[Event]:
-        _, now_ns, execute_ns, rows, stopped, *sampling = call
+        _, now_ns, execute_ns, rows, stopped, *sample_ns = call
         plan, scheduled_ns = self._on_its_way.popleft()
-        result = StepResult([_tokens(row) for row in rows], stopped=dict.fromkeys(stopped, ""), execute_ns=execute_ns)
-        result.sample_ns = sampling[0] if sampling else 0
+        result = StepResult(
+            [_tokens(row) for row in rows], {}, dict.fromkeys(stopped, ""), execute_ns, sample_ns[0] if sample_ns else 0
+        )
         events = self._scheduler.update(plan, result, now_ns)
         if plan.rows:
             last_step_id, last_ns = self._last_update
