@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from everystop.observe.comparison import NS_PER_S, Run
+from everystop.core.durations import NS_PER_S
+from everystop.observe.comparison import Run
 from everystop.observe.report.drawing import (
     SMALL,
     TEXT,
