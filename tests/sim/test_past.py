@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.workloads import read_workload
 from tests.core.fuzz import ABORT_RATES, STEPS_PER_EPISODE, Episode
 from tests.core.harness import Harness, make_request
 
@@ -32,6 +31,7 @@ from everystop.observe.history import Client, History, Trail
 from everystop.observe.recorder import CALLS_PER_BATCH, Recorder
 from everystop.sim.record import Record
 from everystop.sim.replay import history_of_record, replay
+from everystop.sim.workloads import read_workload
 
 SETTINGS = PolicySettings(
     ageing_ns=5_000_000, shares={"a": Share(0.5, token_rate=3_000.0), "b": Share(2.0, 2, max_queued=3)}, quantum=70
