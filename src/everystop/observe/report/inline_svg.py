@@ -64,7 +64,7 @@ def _rename(root: ElementTree.Element, name: str) -> None:
     used: set[str] = set()
     for element in root.iter():
         used.update(*(_REFERENCE.findall(value) for value in element.attrib.values()))
-        used.add(element.get(LINK, "")[1:])
+        used.add(element.get(LINK, "#none")[1:])
     for element in root.iter():
         old = element.attrib.pop("id", "")
         if old in used:

@@ -15,6 +15,12 @@ const timed = [...document.querySelectorAll("svg[data-end]")].map((element) => {
   const svg = /** @type {SVGSVGElement} */ (element);
   return { svg, left: Number(svg.dataset.left), width: Number(svg.dataset.width), end: Number(svg.dataset.end) };
 });
+timed.forEach((each, i) => {
+  const clip = draw("clipPath", { id: `beside-${i}` });
+  clip.append(draw("rect", { x: each.left - 8, y: 0, width: each.width + 16, height: each.svg.viewBox.baseVal.height }));
+  each.svg.prepend(clip);
+  for (const frame of each.svg.querySelectorAll(".unclipped")) frame.setAttribute("clip-path", `url(#beside-${i})`);
+});
 const wholeEnd = Math.max(0.001, ...timed.map((each) => each.end));
 const view = { from: 0, to: wholeEnd };
 /** @type {number | null} */

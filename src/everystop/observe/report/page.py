@@ -22,7 +22,7 @@ from everystop.observe.report.grammar import INLINE, INLINE_NAMES, strokes
 from everystop.observe.report.headline import verdict
 from everystop.observe.report.inline_svg import inline_svg
 from everystop.observe.report.pictures import NARROW, Picture, pictures
-from everystop.observe.report.remarks import alarms, caption, equality, lead, limits, method
+from everystop.observe.report.remarks import alarms, caption, equality, facts, lead, limits, method
 from everystop.observe.report.sheets import Sheet, drawing_style
 from everystop.observe.report.shown import shown_runs
 from everystop.observe.report.tables import Table, bench_table, picture_table, request_rows, request_table
@@ -57,7 +57,7 @@ def render_page(comparison: Comparison) -> str:
     return template.render(
         title=f"{comparison.workload}: {' against '.join(comparison.policies)}",
         comparison=comparison,
-        num_requests=len(comparison.runs[0].requests) if comparison.runs else 0,
+        facts=list(facts(comparison)),
         alarms=list(alarms(comparison, no_pictures)),
         verdicts=verdicts,
         lead=lead(comparison),

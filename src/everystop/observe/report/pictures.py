@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everystop.observe.comparison import Comparison, Run
-from everystop.observe.report.curve_pictures import QUANTILE_LINE, cumulative_tokens, distribution, occupancy
+from everystop.observe.report.curve_pictures import cumulative_tokens, distribution, occupancy, quantiles_px
 from everystop.observe.report.curves import MEASURES
 from everystop.observe.report.drawing import SMALL, TITLE, text_px
 from everystop.observe.report.grammar import DARK, INK_STROKE, LIGHT, LOOKS, Stroke, Theme, Use, strokes
@@ -173,7 +173,7 @@ def _distributions(comparison: Comparison) -> Draw:
         head = HEAD if has_title else 0.0
         entries = [Entry(policy, stroke=stroke) for policy, stroke in strokes(comparison.policies).items()]
         cell_width = (width - 12 * (columns - 1)) / columns
-        above = 30.0 + QUANTILE_LINE * len(runs)
+        above = 30.0 + quantiles_px(list(runs), cell_width - LEFT - RIGHT)
         cell_height = above + 200 + AXIS + 14
         rows = -(-len(measures) // columns)
         legend = legend_height(entries, width - 12)
