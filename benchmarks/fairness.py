@@ -1,6 +1,7 @@
 """What `--policy fair` keeps, beside first come, first served: shares of two floods, and a quiet tenant beside a flood.
 
     python -m benchmarks.fairness --repeats 3 --out fairness.json
+    python -m benchmarks.fairness --side-by-side --repeats 3
     python -m benchmarks.fairness --simulated --cost measured
 
 First the capacity is measured, in weighted tokens a second (1 for a token of a prompt, 2 for one of an answer): many
@@ -16,6 +17,10 @@ scheduler: the server writes a record, and its calls are repeated.
 Quiet: one tenant asks for a fifth of the capacity, a flood for ten times as much. A quiet request without a first token
 at the end counts with the time that it has waited so far. `limited` is `fair` where the flood may not take all slots
 (`max_running`), so that the quiet tenant need not wait for one.
+
+On a machine that others use, a run of a minute after another says little of two policies. Side by side, two servers of
+one thread each run at the same time, on a core of their own, and change cores with each round: what disturbs one
+disturbs the other.
 """
 
 from __future__ import annotations
@@ -23,11 +28,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import resource
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +56,7 @@ SPARE = 1.1  # of the time that the lesser share should take to come to its toke
 
 Weights = dict[str, float]
 Row = dict[str, Any]
+Call = tuple[Callable[..., Row], tuple[Any, ...]]
 Check = tuple[str, str, bool]
 
 
@@ -165,24 +174,49 @@ def in_words(weights: Weights) -> str:
     return ":".join(f"{weight:g}" for weight in weights.values())
 
 
-def run_all(
-    study: Study, pairs: Sequence[Weights], with_quiet: bool, repeats: int, note: Callable[[Row], None]
-) -> list[Row]:
-    """All scenarios, their policies in turns."""
-    rows: list[Row] = []
-
-    def keep(row: Row) -> None:
-        rows.append(row)
-        note(row)
-
+def pairs_of_runs(study: Study, pairs: Sequence[Weights], with_quiet: bool, repeats: int) -> Iterator[tuple[Call, ...]]:
+    """All runs, those in pairs that are compared with each other."""
     for seed in range(1, repeats + 1):
         for weights in pairs:
-            for policy in (FAIR, FIRST_COME):
-                keep(run_floods(study, weights, policy, seed))
+            yield tuple((run_floods, (study, weights, policy, seed)) for policy in (FAIR, FIRST_COME))
         if with_quiet:
-            for policy in (FAIR, LIMITED, FIRST_COME, ALONE) if study.flood_max_running else (FAIR, FIRST_COME, ALONE):
-                keep(run_quiet(study, policy, seed))
-    return rows
+            yield tuple((run_quiet, (study, policy, seed)) for policy in (FAIR, FIRST_COME))
+            last = (ALONE, LIMITED) if study.flood_max_running else (ALONE,)
+            yield tuple((run_quiet, (study, policy, seed)) for policy in last)
+
+
+def in_turns(runs: Iterable[tuple[Call, ...]]) -> Iterator[Row]:
+    """One run at a time."""
+    return (function(*arguments) for together in runs for function, arguments in together)
+
+
+class Lanes:
+    """Two processes, each of them and what it starts on a core of its own; they change places with every pair."""
+
+    def __init__(self) -> None:
+        cores = sorted(os.sched_getaffinity(0))[:2]
+        if len(cores) < 2:
+            raise SystemExit("--side-by-side needs two cores; this process may use one")
+        self._lanes = [
+            ProcessPoolExecutor(1, get_context("spawn"), initializer=os.sched_setaffinity, initargs=(0, {core}))
+            for core in cores
+        ]
+
+    def rows(self, runs: Iterable[tuple[Call, ...]]) -> Iterator[Row]:
+        """Two runs at a time."""
+        for together in runs:
+            yield from self.both(together)
+            self._lanes.reverse()
+
+    def both(self, calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:
+        """The results of two calls that run at the same time."""
+        futures = [lane.submit(call[0], *call[1]) for lane, call in zip(self._lanes, calls, strict=False)]
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        """End the processes."""
+        for lane in self._lanes:
+            lane.shutdown()
 
 
 # ---------------------------------------------------------------- verdicts
@@ -309,17 +343,20 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--flood-max-running", type=int, default=10, help="max_running under `limited`, 0 to leave it out (default: 10)"
     )
     add("--option", action="append", default=[], help="one more flag of serve, as --option=--threads=1")
+    add("--side-by-side", action="store_true", help="compare servers of one thread that run at the same time")
     add("--simulated", action="store_true", help="the same arrivals in virtual time")
     add("--cost", help="step times for --simulated, as of `everystop simulate`")
     add("--out", type=Path, help="write all figures to this JSON file")
     arguments = parser.parse_args(argv)
     if arguments.simulated == (arguments.cost is None):
         parser.error("--simulated needs --cost, and --cost is for --simulated")
+    if arguments.simulated and arguments.side_by_side:
+        parser.error("--side-by-side is for real servers; virtual time is disturbed by nobody")
     return arguments
 
 
-def make_study(arguments: argparse.Namespace) -> Study:
-    """Where and how; the capacity is measured here."""
+def make_study(arguments: argparse.Namespace, lanes: Lanes | None) -> Study:
+    """Where and how; the capacity is measured here, side by side as the mean of both."""
     if arguments.simulated:
         from benchmarks.virtual import VirtualStage
         from everystop.cli.costs import read_cost
@@ -330,6 +367,11 @@ def make_study(arguments: argparse.Namespace) -> Study:
     kind = Kind(prompt=tuple(arguments.prompt), output=tuple(arguments.output))
     longest = -(-(kind.longest + 1) // 64) * 64
     options = (*OPTIONS, "--max-model-len", str(longest), *arguments.option)
+    if lanes is None:
+        capacity = measure_capacity(stage, kind, options)
+    else:
+        options = (*options, "--threads", "1")
+        capacity = statistics.mean(lanes.both([(measure_capacity, (stage, kind, options))] * 2))
     return Study(
         stage=stage,
         kind=kind,
@@ -337,7 +379,7 @@ def make_study(arguments: argparse.Namespace) -> Study:
         seconds=arguments.seconds,
         least_tokens=arguments.least_tokens,
         flood_max_running=arguments.flood_max_running,
-        capacity=measure_capacity(stage, kind, options),
+        capacity=capacity,
     )
 
 
@@ -360,15 +402,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a flood's line holds a connection each
-    study = make_study(arguments)
+    lanes = Lanes() if arguments.side_by_side else None
+    study = make_study(arguments, lanes)
     print(f"capacity {study.capacity:,.0f} weighted tok/s, {study.requests_per_s:.2f} requests/s of this kind")
-    rows = run_all(
-        study,
-        arguments.weights,
-        not arguments.no_quiet,
-        arguments.repeats,
-        lambda row: print(json.dumps(row), file=sys.stderr, flush=True),
-    )
+    runs = pairs_of_runs(study, arguments.weights, not arguments.no_quiet, arguments.repeats)
+    rows = []
+    for row in in_turns(runs) if lanes is None else lanes.rows(runs):
+        rows.append(row)
+        print(json.dumps(row), file=sys.stderr, flush=True)
+    if lanes is not None:
+        lanes.close()
     checks = verdicts(rows, arguments.weights, study)
     print(table(rows))
     for title, value, good in checks:

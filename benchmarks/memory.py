@@ -33,7 +33,6 @@ from everystop.core.admission import ADMISSIONS
 from everystop.core.events import AdmitEvent, Event, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import Row
 from everystop.core.policy import make_policy
 from everystop.core.request import FinishReason, Request, SamplingParams
 from everystop.core.scheduler import Scheduler
@@ -190,9 +189,9 @@ class VirtualRun:
     def _due_ns(self, job: int) -> int:
         return round((self._workload.jobs[job].at_s or 0.0) * NS_PER_S)
 
-    def _token_of(self, row: Row) -> int:
+    def _token_of(self, request_id: int, num_tokens: int) -> int:
         """A request's last token is the stop token."""
-        return STOP if row.start + row.num_tokens == self._ends[row.request_id] else FILLER_TOKEN
+        return STOP if num_tokens == self._ends[request_id] else FILLER_TOKEN
 
     def _advance(self, ns: int) -> None:
         self.now_ns += ns
@@ -231,15 +230,15 @@ class VirtualRun:
         outcome.num_recomputed_tokens += event.num_recomputed_tokens
         outcome.peak_blocks = max(outcome.peak_blocks, outcome.setting.num_blocks - event.num_free_blocks)
         self._num_running += len(event.plan.rows)
-        for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
+        for request_id, tokens in zip(event.plan.rows.request_ids, event.tokens, strict=True):
             if not tokens:
                 continue
-            last_ns = self._last_token_ns.get(row.request_id)
+            last_ns = self._last_token_ns.get(request_id)
             if last_ns is None:
-                outcome.ttft_s.append((event.now_ns - self._arrival_ns[row.request_id]) / NS_PER_S)
+                outcome.ttft_s.append((event.now_ns - self._arrival_ns[request_id]) / NS_PER_S)
             else:
                 outcome.longest_gap_s = max(outcome.longest_gap_s, (event.now_ns - last_ns) / NS_PER_S)
-            self._last_token_ns[row.request_id] = event.now_ns
+            self._last_token_ns[request_id] = event.now_ns
 
 
 def simulate(workload: Workload, setting: Setting, cost: CostModel) -> Outcome:

@@ -93,8 +93,8 @@ class Gaps:
                     self._tenants[event.request_id] = event
                     self._waiting[event.tenant].add(event.request_id)
             elif isinstance(event, StepEvent):
-                for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
-                    self._serve(row.request_id, 2 * len(tokens))
+                for request_id, tokens in zip(event.plan.rows.request_ids, event.tokens, strict=True):
+                    self._serve(request_id, 2 * len(tokens))
             elif isinstance(event, AdmitEvent):
                 self._board(event)
             elif isinstance(event, PreemptEvent):

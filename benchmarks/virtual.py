@@ -116,8 +116,8 @@ class _Clients:
         self.events += events
         for event in events:
             if isinstance(event, StepEvent):
-                for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
-                    self.run.records[row.request_id].event_s += [self._seen_s(event.now_ns)] * len(tokens)
+                for request_id, tokens in zip(event.plan.rows.request_ids, event.tokens, strict=True):
+                    self.run.records[request_id].event_s += [self._seen_s(event.now_ns)] * len(tokens)
             elif isinstance(event, FinishEvent):
                 record = self.run.records[event.request_id]
                 record.end_s, record.is_done = self._seen_s(event.now_ns), True

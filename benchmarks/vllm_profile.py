@@ -136,10 +136,11 @@ class LayerProfile:
         """The longer of the GPU's time and the host's. All prompts but the longest chunk have kernels of their own."""
         if not plan.rows:
             return 0
-        num_tokens = sum(row.num_tokens for row in plan.rows)
-        num_samples = sum(row.logits_from < row.num_tokens for row in plan.rows)
-        contexts = [row.start + 1 for row in plan.rows if row.num_tokens == 1]
-        chunks = sorted((row.num_tokens, row.start) for row in plan.rows if row.num_tokens > 1)
+        starts, nums_tokens = plan.rows.starts, plan.rows.nums_tokens
+        num_tokens = sum(nums_tokens)
+        num_samples = sum(offset < n for offset, n in zip(plan.rows.logits_from, nums_tokens, strict=True))
+        contexts = [start + 1 for start, n in zip(starts, nums_tokens, strict=True) if n == 1]
+        chunks = sorted((n, start) for start, n in zip(starts, nums_tokens, strict=True) if n > 1)
         chunk, before = chunks.pop() if chunks else (0, 0)
         context = sum(contexts) / len(contexts) if contexts else 0
         attention = self.attention.at(chunk, before, len(contexts), context)

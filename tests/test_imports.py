@@ -73,6 +73,7 @@ ALLOWED = {
     "everystop.runner": {"everystop.core.plan", PARAMS, ERRORS},
     "everystop.runner.calibration": {
         "everystop.core.plan",
+        "everystop.core.rows:Row",
         "everystop.core.step_time",
         "everystop.core.step_time_fit",
         PARAMS,

@@ -12,7 +12,8 @@ from benchmarks.kernel_fit import Decodes, Prefills, Products, fit_decodes, fit_
 from benchmarks.vllm_profile import AttentionTable, Curve, LayerProfile
 from tests.sim.test_roofline import PLAIN, TINY, decodes, prompt
 
-from everystop.core.plan import Row, StepPlan
+from everystop.core.plan import StepPlan
+from everystop.core.rows import Row
 from everystop.sim.roofline import decode_attention_ns, prefill_attention_ns, product_ns
 
 FITTED = (

@@ -11,8 +11,9 @@ from benchmarks.service import Gaps, bound, measure_capacity, served, widest_gap
 from benchmarks.virtual import VirtualStage
 
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, StepEvent
-from everystop.core.plan import Row, StepPlan
+from everystop.core.plan import StepPlan
 from everystop.core.request import FinishReason
+from everystop.core.rows import Row
 from everystop.sim.cost import CostModel
 from everystop.sim.workloads import Dice, Kind, burst, in_order_of_time, make_workload, poisson
 from everystop.trial.http_client import Record, Usage

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
 
-from everystop.core.plan import Admitted, Row, StepPlan, StepResult
+from everystop.core.plan import Admitted, StepPlan, StepResult
 from everystop.core.request import FinishReason, SamplingParams
+from everystop.core.rows import Row
 
 VOCABULARY = 64
 EOS = 7

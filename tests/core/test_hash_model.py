@@ -10,6 +10,7 @@ from tests.core.hash_model import HashModelRunner, solo
 
 from everystop.core.plan import StepPlan
 from everystop.core.request import FinishReason, SamplingParams
+from everystop.core.rows import Rows
 
 
 def harness_with(damage: Callable[[StepPlan], None], *, prefix_caching: bool = False) -> Harness:
@@ -70,12 +71,12 @@ def skip_new_blocks_after_the_first(plan: StepPlan) -> None:
 
 
 def start_one_token_late(plan: StepPlan) -> None:
-    plan.rows[:] = [
+    plan.rows = Rows(
         row._replace(start=row.start + 1, num_tokens=row.num_tokens - 1, logits_from=row.logits_from - 1)
         if row.num_tokens > 1 and row.start > 0
         else row
         for row in plan.rows
-    ]
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
-from everystop.core.plan import Row, StepPlan
+from everystop.core.plan import StepPlan
 from everystop.core.request import FinishReason
+from everystop.core.rows import Row
 from everystop.observe.metrics import OTHERS, Histogram, Metrics
 from everystop.observe.prometheus import render
 from everystop.observe.stats import StatusLine

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 from tests.runner.models import make_runner, random_model
 
-from everystop.core.plan import Admitted, Row, StepPlan, StepResult
+from everystop.core.plan import Admitted, StepPlan, StepResult
 from everystop.core.request import SamplingParams
+from everystop.core.rows import Row
 from everystop.core.step_time import StepFeatures, StepTimeModel
 from everystop.runner.calibration import Room, measure_step_times
 from everystop.runner.simulated import SimulatedRunner

@@ -26,9 +26,10 @@ from tests.runner.models import (
 
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import Admitted, NewBlocks, Row, StepPlan
+from everystop.core.plan import Admitted, NewBlocks, StepPlan
 from everystop.core.policy import Continuous
 from everystop.core.request import SamplingParams
+from everystop.core.rows import Row
 from everystop.core.scheduler import Scheduler
 from everystop.engine.engine import Engine
 from everystop.engine.messages import StepOutput, Submit

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from everystop.core.plan import Row, StepPlan
+from everystop.core.plan import StepPlan
+from everystop.core.rows import Row
 from everystop.core.step_time import StepFeatures
 from everystop.sim.cost import CostError, CostModel
 

@@ -14,9 +14,10 @@ from tests.sim.test_simulator import LINE, MS, make_setup, random_trace, run, tr
 from everystop.core.errors import ConfigError
 from everystop.core.events import FinishEvent, StepEvent
 from everystop.core.limits import Limits
-from everystop.core.plan import Row, StepPlan
+from everystop.core.plan import StepPlan
 from everystop.core.policy import PolicySettings, Share
 from everystop.core.request import FinishReason, Request, SamplingParams
+from everystop.core.rows import Row
 from everystop.sim.fair_router import FairRouter
 from everystop.sim.routing import AtOnce, RoundRobin
 from everystop.sim.simulator import Simulation

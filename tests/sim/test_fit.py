@@ -7,7 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from everystop.core.plan import Row, StepPlan
+from everystop.core.plan import StepPlan
+from everystop.core.rows import Row
 from everystop.core.step_time import StepFeatures, StepTimeModel
 from everystop.sim.cost import CostError, CostModel
 from everystop.sim.fit import PRIOR, TimedStep, fit, fit_line

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from everystop.core.plan import Row, StepPlan
+from everystop.core.plan import StepPlan
+from everystop.core.rows import Row
 from everystop.sim.cost import CostError
 from everystop.sim.gpus import GPUS, SHAPES, Gpu, ModelShape
 from everystop.sim.roofline import Roofline, find_preset, prefill_attention_ns, product_ns

@@ -16,9 +16,10 @@ from everystop.core.errors import ConfigError
 from everystop.core.events import ArrivalEvent, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import Row, StepPlan
+from everystop.core.plan import StepPlan
 from everystop.core.policy import POLICIES, PolicySettings, make_policy
 from everystop.core.request import Request, SamplingParams
+from everystop.core.rows import Row
 from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import StepFeatures
 from everystop.engine.loop import StepLoop
@@ -119,7 +120,7 @@ def reference_run(trace: list[TraceRequest], setup: Setup) -> dict[str, list[int
     runner = SimulatedRunner(
         setup.cost.plan_ns,
         clock.advance,
-        lambda row: STOP if (row.request_id, row.start + row.num_tokens) in ends else 0,
+        lambda request_id, num_tokens: STOP if (request_id, num_tokens) in ends else 0,
     )
     loop = StepLoop(scheduler, runner, lambda: clock.now_ns)
     arrived, tokens, ended = {}, {i: [] for i in range(len(trace))}, {}

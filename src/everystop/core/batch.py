@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import chain
 
 from everystop.core.kv_cache import KVCache
 from everystop.core.plan import StepPlan
@@ -12,16 +13,29 @@ from everystop.core.request import Request, RequestState
 
 
 @dataclass(slots=True)
-class Outstanding:
-    """A plan on its way: the request and its epoch behind each row, and block tables to release when it is back.
+class Riders:
+    """The request behind each row of a plan, and its epoch then; -1 marks a padded row, whose result is dropped."""
 
-    Epoch -1 marks a padded row, whose result is dropped. A step planned by time has a target and a predicted duration,
-    others 0 and 0. Of the plan's tokens, `num_recomputed_tokens` had been there before a preemption.
+    requests: list[Request]
+    epochs: list[int]
+
+    def append(self, request: Request, epoch: int) -> None:
+        """Who is behind the next row."""
+        self.requests.append(request)
+        self.epochs.append(epoch)
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """A plan on its way: who is behind each row, and block tables to release when it is back.
+
+    A step planned by time has a target and a predicted duration, others 0 and 0. Of the plan's tokens,
+    `num_recomputed_tokens` had been there before a preemption.
     """
 
     plan: StepPlan
     scheduled_ns: int
-    riders: list[tuple[Request, int]]
+    riders: Riders
     deferred: list[list[int]]
     target_ns: int = 0
     predicted_ns: int = 0
@@ -103,10 +117,10 @@ class Batch:
 
     def _withdraw_in_flight(self, request: Request, table: list[int]) -> None:
         """Blocks that a plan on its way fills for a request that leaves now may never be right: unmatchable."""
-        starts = [
-            row.start for out in self.outstanding for row in out.plan.rows if row.request_id == request.request_id
-        ]
-        first = min(starts) // self.kv.block_size
+        rows = chain.from_iterable(
+            zip(out.plan.rows.request_ids, out.plan.rows.starts, strict=True) for out in self.outstanding
+        )
+        first = min(start for request_id, start in rows if request_id == request.request_id) // self.kv.block_size
         for block in table[first : request.num_published_blocks]:
             self.kv.pool.withdraw(block)
 

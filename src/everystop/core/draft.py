@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
+from everystop.core.batch import Riders
 from everystop.core.budget import StepBudget
-from everystop.core.plan import Row, StepPlan
+from everystop.core.plan import StepPlan
 from everystop.core.request import Request
+from everystop.core.rows import Row
 
 
 @dataclass(slots=True)
@@ -46,22 +49,22 @@ class Draft:
         self.decoders = [request for request in self.decoders if request.request_id not in request_ids]
         self.chunks = [chunk for chunk in self.chunks if chunk.request.request_id not in request_ids]
 
-    def write_rows(self) -> list[tuple[Request, int]]:
-        """Write the plan's rows, and note what is in flight; returns the request and its epoch behind each row."""
-        rows, step_id = self.plan.rows, self.plan.step_id
-        riders: list[tuple[Request, int]] = []
-        for request in self.decoders:
-            start = request.num_computed_tokens + request.num_in_flight
-            rows.append(tuple.__new__(Row, (request.request_id, start, 1, 0, 0)))  # in half the time of Row(...)
-            riders.append((request, request.epoch))
+    def write_rows(self) -> Riders:
+        """Write the plan's rows, and note what is in flight; returns who is behind them."""
+        rows, step_id, decoders = self.plan.rows, self.plan.step_id, self.decoders
+        starts = array("q")
+        for request in decoders:
+            starts.append(request.num_computed_tokens + request.num_in_flight)
             request.num_in_flight += 1
             request.num_pending_samples += 1
             request.last_served_step = step_id
+        rows.append_decodes([request.request_id for request in decoders], starts)
+        riders = Riders(decoders.copy(), [request.epoch for request in decoders])
         for chunk in self.chunks:
             request, num_tokens = chunk.request, chunk.num_tokens
             samples = chunk.start + num_tokens == request.num_tokens + request.num_pending_samples
             rows.append(Row(request.request_id, chunk.start, num_tokens, 0, num_tokens - samples))
-            riders.append((request, request.epoch))
+            riders.append(request, request.epoch)
             request.num_in_flight += num_tokens
             request.num_pending_samples += samples
             request.last_served_step = step_id

@@ -10,21 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from everystop.core.request import Request, SamplingParams
-
-
-class Row(NamedTuple):
-    """One scheduled row: `num_tokens` tokens of a request, from position `start` on.
-
-    `logits_from` is the offset inside the row of the first token whose logits are needed: num_tokens - 1 where the row
-    samples, num_tokens where it does not (a prefill chunk that is not the last). `num_draft` counts drafted tokens at
-    the row's end (0 now).
-    """
-
-    request_id: int
-    start: int
-    num_tokens: int
-    num_draft: int
-    logits_from: int
+from everystop.core.rows import Rows
 
 
 class Admitted(NamedTuple):
@@ -77,11 +63,11 @@ class StepPlan:
     Order of execution: drop `released` and `preempted`, take `admitted`, apply `new_blocks`, do the block `copies`
     (source, destination), then the forward pass over `rows`. The last `num_padded_rows` rows are computed and thrown
     away (static-padded only). A plan without rows carries bookkeeping, or a `wake_at_ns` before which nothing can be
-    done; in a plan with rows it tells only that somebody waits for that time.
+    done; in a plan with rows it tells only that somebody waits for that time. Any `Row`s in their order do for `rows`.
     """
 
     step_id: int
-    rows: list[Row] = field(default_factory=list)
+    rows: Rows = field(default_factory=Rows)
     admitted: list[Admitted] = field(default_factory=list)
     new_blocks: list[NewBlocks] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
@@ -90,10 +76,14 @@ class StepPlan:
     num_padded_rows: int = 0
     wake_at_ns: int | None = None
 
+    def __post_init__(self) -> None:
+        if type(self.rows) is not Rows:
+            self.rows = Rows(self.rows)
+
     @property
     def num_tokens(self) -> int:
         """Tokens computed by this step, padded rows included."""
-        return sum(row[2] for row in self.rows)
+        return sum(self.rows.nums_tokens)
 
     @property
     def is_noop(self) -> bool:
@@ -102,7 +92,7 @@ class StepPlan:
 
     def to_json(self) -> str:
         """One line, the same bytes for the same plan."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json.dumps(asdict(self) | {"rows": list(self.rows.tuples())}, separators=(",", ":"))
 
     def fingerprint(self) -> str:
         """16 hex digits that change with every decision in the plan; token ids and sampling parameters do not enter."""
@@ -112,7 +102,7 @@ class StepPlan:
         ]
         decisions = (
             self.step_id,
-            self.rows,
+            list(self.rows.tuples()),
             admitted,
             self.new_blocks,
             self.copies,

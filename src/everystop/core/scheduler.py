@@ -10,7 +10,7 @@ catch up, a prefill chunk many.
 from __future__ import annotations
 
 from everystop.core.admission import Admission
-from everystop.core.batch import Batch, Outstanding
+from everystop.core.batch import Batch, Outstanding, Riders
 from everystop.core.dealer import Dealer
 from everystop.core.draft import Draft
 from everystop.core.errors import NeverFits, PolicyError, PromptTooLong, RequestError
@@ -30,10 +30,11 @@ from everystop.core.keep_order import KeepOrder
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
 from everystop.core.pace import Pace
-from everystop.core.plan import Admitted, NewBlocks, Row, StepPlan, StepResult
+from everystop.core.plan import Admitted, NewBlocks, StepPlan, StepResult
 from everystop.core.policy.base import Policy, SlotUse, View, Wait
 from everystop.core.policy.waiting import WaitingLine
 from everystop.core.request import FinishReason, Request, RequestState
+from everystop.core.rows import Row
 from everystop.core.siblings import Siblings
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.core.wait_log import WaitLog
@@ -498,7 +499,7 @@ class Scheduler:
         num_behind = 0 if head is None else self.num_waiting - 1
         self._events += self._wait_log.note(head, reason, now_ns, need, have, num_behind)
 
-    def _write_padded_rows(self, plan: StepPlan, riders: list[tuple[Request, int]]) -> None:
+    def _write_padded_rows(self, plan: StepPlan, riders: Riders) -> None:
         """Under static-padded, finished rows go on decoding until the whole batch is done, as in a padded `generate()`.
         Without a free block, or at the longest length, a row computes its last position again.
         """
@@ -508,7 +509,7 @@ class Scheduler:
                 if request.num_computed_tokens < self.limit_tokens and self._grow(request, plan):
                     request.num_computed_tokens += 1
                 plan.rows.append(Row(request.request_id, request.num_computed_tokens - 1, 1, 0, 0))
-                riders.append((request, -1))
+                riders.append(request, -1)
                 request.last_served_step = plan.step_id
                 plan.num_padded_rows += 1
 
@@ -519,22 +520,25 @@ class Scheduler:
         assert len(result.rows) == len(plan.rows)
         num_wasted = 0
         accepted: list[tuple[int, ...]] = []
-        for row, (request, epoch), out in zip(plan.rows, outstanding.riders, result.rows, strict=True):
+        riders, rows = outstanding.riders, plan.rows
+        for request, epoch, num_tokens, logits_from, out in zip(
+            riders.requests, riders.epochs, rows.nums_tokens, rows.logits_from, result.rows, strict=True
+        ):
             if epoch < 0 or request.state is RequestState.FINISHED:
                 num_wasted += 1
                 accepted.append(())
                 continue
             if request.epoch == epoch:
-                request.num_computed_tokens += row.num_tokens
-                request.num_in_flight -= row.num_tokens
-            if row.logits_from < row.num_tokens:
+                request.num_computed_tokens += num_tokens
+                request.num_in_flight -= num_tokens
+            if logits_from < num_tokens:
                 request.num_pending_samples -= 1
             if isinstance(out, str):
                 self.kv.withdraw(request, 0)  # earlier chunks may be as wrong as this one, unseen without logits
                 self._finish(request, FinishReason.ERROR, out, now_ns)
                 accepted.append(())
             else:
-                accepted.append(self._accept(request, out, row, result, now_ns))
+                accepted.append(self._accept(request, out, num_tokens, result, now_ns))
         self.batch.release_deferred(outstanding)
         if self._pace is not None:
             is_overlapped = bool(self.batch.outstanding)
@@ -571,7 +575,7 @@ class Scheduler:
         )
 
     def _accept(
-        self, request: Request, tokens: tuple[int, ...], row: Row, result: StepResult, now_ns: int
+        self, request: Request, tokens: tuple[int, ...], num_tokens: int, result: StepResult, now_ns: int
     ) -> tuple[int, ...]:
         """Append a row's tokens up to the one that ends the request; returns those accepted."""
         reason: FinishReason | None = None
@@ -591,7 +595,7 @@ class Scheduler:
             if reason is not None:
                 break
         if self._charges:
-            num_prefill = row.num_tokens if row.num_tokens > 1 or not tokens else 0
+            num_prefill = num_tokens if num_tokens > 1 or not tokens else 0
             self.policy.charge(request, num_prefill, num_accepted, now_ns)
         if request.num_computed_tokens >= (request.num_published_blocks + 1) * self.kv.block_size:
             self.kv.publish(request, request.num_computed_tokens)

@@ -34,14 +34,17 @@ class StepFeatures(NamedTuple):
     @classmethod
     def of(cls, plan: StepPlan) -> StepFeatures:
         """The features of a plan; padded rows are computed, so they count."""
-        num_tokens = decode_context = prefill_pairs = 0
-        for _, start, n, _, _ in plan.rows:
-            num_tokens += n
+        starts, nums_tokens = plan.rows.starts, plan.rows.nums_tokens
+        num_rows, num_tokens = len(starts), sum(nums_tokens)
+        if num_tokens == num_rows:  # none has more than one
+            return cls(num_tokens, sum(starts) + num_rows, 0, num_rows)
+        decode_context = prefill_pairs = 0
+        for start, n in zip(starts, nums_tokens, strict=True):
             if n == 1:
                 decode_context += start + 1
             else:
                 prefill_pairs += num_pairs(start, n)
-        return cls(num_tokens, decode_context, prefill_pairs, len(plan.rows))
+        return cls(num_tokens, decode_context, prefill_pairs, num_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

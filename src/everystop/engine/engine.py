@@ -252,12 +252,11 @@ def _outputs(turn: Turn) -> list[StepOutput]:
     outputs = []
     for event in turn.events:
         if isinstance(event, StepEvent):
-            for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
-                end = finished.pop(row.request_id, None) if finished else None
+            for request_id, tokens in zip(event.plan.rows.request_ids, event.tokens, strict=True):
+                end = finished.pop(request_id, None) if finished else None
                 if tokens or end is not None:
-                    outputs.append(
-                        _output(row.request_id, tokens, tuple(logprobs.get(row.request_id, ())[: len(tokens)]), end)
-                    )
+                    chosen = tuple(logprobs.get(request_id, ())[: len(tokens)])
+                    outputs.append(_output(request_id, tokens, chosen, end))
     outputs += [_output(request_id, (), (), end) for request_id, end in finished.items()]
     return outputs
 

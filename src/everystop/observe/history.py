@@ -32,7 +32,7 @@ T = TypeVar("T")
 Act = ArrivalEvent | RefuseEvent | AdmitEvent | PreemptEvent | WaitEvent | FinishEvent
 
 STEP_BYTES = 900  # a step without its rows, as measured by `sys.getsizeof` over its parts
-ROW_BYTES = 13
+ROW_BYTES = 25
 ACT_BYTES = 200
 RECENT_STEPS = 30_000  # ten minutes of steps of 20 ms
 DEFAULT_FINISHED = 10_000
@@ -78,15 +78,15 @@ class StepRecord(NamedTuple):
     @classmethod
     def of(cls, event: StepEvent, step_times: StepTimeModel) -> StepRecord:
         """The numbers of a step event."""
-        ids, starts, nums, _, _ = zip(*event.plan.rows, strict=True) if event.plan.rows else ((),) * 5
+        rows = event.plan.rows
         return cls(
             event.plan.step_id,
             event.scheduled_ns,
             event.now_ns,
             event.execute_ns,
-            array("q", ids),
-            array("q", starts),
-            array("q", nums),
+            rows.request_ids,
+            rows.starts,
+            rows.nums_tokens,
             bytes(map(len, event.tokens)),
             event.plan.num_padded_rows,
             event.num_running,

@@ -194,17 +194,18 @@ class Metrics:
         self.step_time.add(event.execute_ns / 1e9)
         self.step_target_s = event.target_ns / 1e9 or self.step_target_s
         self.num_steps_over_target += event.predicted_ns > event.target_ns
-        now_ns, num_tokens = event.now_ns, 0
-        for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
-            num_tokens += row.num_tokens
-            life = self._lives.get(row.request_id)
+        now_ns, rows = event.now_ns, event.plan.rows
+        for request_id, start, num_tokens, tokens in zip(
+            rows.request_ids, rows.starts, rows.nums_tokens, event.tokens, strict=True
+        ):
+            life = self._lives.get(request_id)
             if life is None:
                 continue
-            if row.start < life.num_prompt:
-                self.num_computed_prompt_tokens += min(row.num_tokens, life.num_prompt - row.start)
+            if start < life.num_prompt:
+                self.num_computed_prompt_tokens += min(num_tokens, life.num_prompt - start)
             if tokens:
                 self._count_tokens(life, now_ns, len(tokens))
-        self.step_tokens.add(num_tokens)
+        self.step_tokens.add(event.plan.num_tokens)
 
     def _count_tokens(self, life: _Life, now_ns: int, num: int) -> None:
         self.num_generation_tokens += num

@@ -172,8 +172,8 @@ class _Formatter:
 
     def _update(self, now_ns: int, plan: StepPlan, result: StepResult) -> list[Any]:
         rows = [
-            tokens if isinstance(tokens, str) else self._count(row.request_id, tokens)
-            for row, tokens in zip(plan.rows, result.rows, strict=True)
+            tokens if isinstance(tokens, str) else self._count(request_id, tokens)
+            for request_id, tokens in zip(plan.rows.request_ids, result.rows, strict=True)
         ]
         return ["update", now_ns, result.execute_ns, rows, list(result.stopped)]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from everystop.core.plan import Admitted, Row, StepPlan
+from everystop.core.plan import Admitted, StepPlan
 from everystop.core.request import SamplingParams
+from everystop.core.rows import Row
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepFeatures, StepTimeModel
 from everystop.core.step_time_fit import StepTimeFit
 from everystop.runner import ModelRunner

@@ -115,17 +115,16 @@ class NativeRunner:
         """Run one step: bookkeeping, block copies, forward pass and sampling."""
         began_ns = time.monotonic_ns()
         self._follow(plan)
-        num_rows = len(plan.rows)
-        flat = np.fromiter(chain.from_iterable(plan.rows), dtype=np.int64, count=5 * num_rows)
+        numbers = np.frombuffer(plan.rows.numbers, dtype=np.int64).reshape(-1, 5)
         copies = np.array(plan.copies, dtype=np.int32) if plan.copies else _NO_COPIES
-        tokens = self._decoder.step(flat.reshape(num_rows, 5), copies, plan.num_padded_rows).tolist()
+        tokens = self._decoder.step(numbers, copies, plan.num_padded_rows).tolist()
         rows: list[tuple[int, ...] | str] = [
             (token,) if token >= 0 else _NO_TOKENS if token == -1 else NOT_FINITE for token in tokens
         ]
         if self._not_taken:
             rows = [
-                NOT_TAKEN if row.request_id in self._not_taken else out
-                for row, out in zip(plan.rows, rows, strict=True)
+                NOT_TAKEN if request_id in self._not_taken else out
+                for request_id, out in zip(plan.rows.request_ids, rows, strict=True)
             ]
         result = StepResult(rows=rows)
         if self._wants_logprobs:
@@ -188,9 +187,10 @@ class NativeRunner:
 
     def _collect_logprobs(self, plan: StepPlan, tokens: list[int], result: StepResult) -> None:
         num_kept = len(plan.rows) - plan.num_padded_rows
-        for index, (row, token) in enumerate(zip(plan.rows[:num_kept], tokens[:num_kept], strict=True)):
-            if token >= 0 and row.request_id in self._wants_logprobs:
-                result.logprobs[row.request_id] = [TokenLogprobs(*self._decoder.logprobs(index))]
+        request_ids = plan.rows.request_ids[:num_kept]
+        for index, (request_id, token) in enumerate(zip(request_ids, tokens[:num_kept], strict=True)):
+            if token >= 0 and request_id in self._wants_logprobs:
+                result.logprobs[request_id] = [TokenLogprobs(*self._decoder.logprobs(index))]
 
     # ------------------------------------------------------ apart from plans
 

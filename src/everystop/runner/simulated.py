@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from everystop.core.plan import Row, StepPlan, StepResult
+from everystop.core.plan import StepPlan, StepResult
 
 FILLER_TOKEN = 0
 
 
-def filler(row: Row) -> int:
+def filler(request_id: int, num_tokens: int) -> int:
     """The same token for every row."""
     return FILLER_TOKEN
 
 
 class SimulatedRunner:
     """Executes nothing; `step_ns(plan)` says how long a step takes, `advance(ns)` moves the virtual clock by it, and
-    `token_of(row)` is what a row samples. `busy_ns` is the time of all steps so far.
+    `token_of(request_id, num_tokens)` is what a request of so many tokens samples.
+
+    `busy_ns` is the time of all steps so far.
     """
 
     def __init__(
         self,
         step_ns: Callable[[StepPlan], int],
         advance: Callable[[int], None],
-        token_of: Callable[[Row], int] = filler,
+        token_of: Callable[[int, int], int] = filler,
     ) -> None:
         self._step_ns = step_ns
         self._advance = advance
@@ -37,8 +39,7 @@ class SimulatedRunner:
         self.busy_ns += duration_ns
         token_of = self._token_of
         return StepResult(
-            # By place, in half the time of by name: row[4] is `logits_from`, row[2] `num_tokens`.
-            rows=[(token_of(row),) if row[4] < row[2] else () for row in plan.rows],
+            rows=[(token_of(i, start + n),) if offset < n else () for i, start, n, _, offset in plan.rows.tuples()],
             execute_ns=duration_ns,
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from everystop.core.events import Event, FinishEvent
-from everystop.core.plan import Row
 from everystop.core.policy.shortest import remaining_prompt
 from everystop.core.request import Request
 
@@ -22,10 +21,9 @@ class Endings:
         """This request ends when it has so many tokens, its prompt included."""
         self._num_tokens[request_id] = num_tokens
 
-    def token_of(self, row: Row) -> int:
-        """What a row samples: the request's id, or at the end the stop token."""
-        request_id = row[0]
-        return STOP_TOKEN if self._num_tokens.get(request_id) == row[1] + row[2] + 1 else request_id
+    def token_of(self, request_id: int, num_tokens: int) -> int:
+        """What a request of so many tokens samples: its id, or at the end the stop token."""
+        return STOP_TOKEN if self._num_tokens.get(request_id) == num_tokens + 1 else request_id
 
     def num_left(self, request: Request) -> int:
         """Tokens of it that are still to be computed or generated, as only the trace knows."""

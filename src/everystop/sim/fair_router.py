@@ -154,9 +154,9 @@ class FairRouter:
         self._settle(tenant)
 
     def _charge_step(self, index: int, event: StepEvent) -> None:
-        for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
+        for request_id, tokens in zip(event.plan.rows.request_ids, event.tokens, strict=True):
             if tokens:
-                trip = self._trips[row.request_id]
+                trip = self._trips[request_id]
                 self._accounts[trip.tenant].charge(OUTPUT_COST * len(tokens))
                 self._num_unstarted[index] -= trip.num_unstarted
                 trip.num_unstarted = 0

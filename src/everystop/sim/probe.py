@@ -187,14 +187,14 @@ class Window:
         self.busy_ns += max(0, min(now_ns, self.end_ns) - max(now_ns - event.execute_ns, self.start_ns))
         is_inside = self.start_ns < now_ns <= self.end_ns
         gaps: dict[int, int] = {}
-        for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
+        for request_id, tokens in zip(event.plan.rows.request_ids, event.tokens, strict=True):
             if tokens:
-                last_ns = self._last_ns.get(row[0])
+                last_ns = self._last_ns.get(request_id)
                 if last_ns is None:
-                    self._first_token(row[0], now_ns)
+                    self._first_token(request_id, now_ns)
                 else:
                     gaps[last_ns] = gaps.get(last_ns, 0) + 1
-                self._last_ns[row[0]] = now_ns
+                self._last_ns[request_id] = now_ns
                 self.num_tokens += len(tokens) if is_inside else 0
         if is_inside:
             for last_ns, num in gaps.items():

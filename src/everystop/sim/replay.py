@@ -55,15 +55,15 @@ class Timeline:
                 self.num_preemptions += 1
             elif isinstance(event, StepEvent):
                 self.num_steps += bool(event.plan.rows)
-                for row, tokens in zip(event.plan.rows, event.tokens, strict=True):
+                for request_id, tokens in zip(event.plan.rows.request_ids, event.tokens, strict=True):
                     if tokens:
-                        last_ns = self._last_token_ns.get(row.request_id)
+                        last_ns = self._last_token_ns.get(request_id)
                         if last_ns is None:
-                            self.first_token_ns[row.request_id] = event.now_ns
+                            self.first_token_ns[request_id] = event.now_ns
                         else:
                             self.itl_ns.append(event.now_ns - last_ns)
-                        self._last_token_ns[row.request_id] = event.now_ns
-                        self.num_tokens[row.request_id] += len(tokens)
+                        self._last_token_ns[request_id] = event.now_ns
+                        self.num_tokens[request_id] += len(tokens)
 
     def ttft_ns(self) -> list[int]:
         """Arrival to first token, of every request that got one."""

@@ -86,7 +86,7 @@ class Roofline:
             return 0
         num_tokens, context, pairs, num_rows = StepFeatures.of(plan)
         num_samples = num_decodes = 0
-        for _, _, n, _, logits_from in plan.rows:
+        for n, logits_from in zip(plan.rows.nums_tokens, plan.rows.logits_from, strict=True):
             num_samples += logits_from < n
             num_decodes += n == 1
         known = self._known_ns

@@ -218,9 +218,9 @@ class Tally:
         self.num_recomputed_tokens += event.num_recomputed_tokens
         served: list[Totals] = []
         on_time_ns = now_ns - self._itl_limit_ns
-        for row, tokens in zip(plan.rows, event.tokens, strict=True):
+        for request_id, tokens in zip(plan.rows.request_ids, event.tokens, strict=True):
             if tokens:
-                ride = rides[row[0]]
+                ride = rides[request_id]
                 last_ns = ride.last_ns
                 if last_ns < 0:
                     self._first_token(ride, now_ns)
