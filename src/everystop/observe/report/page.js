@@ -2,8 +2,8 @@
 // Makes the still pictures of a report answer: point at a request, select it, zoom the time axis, play, sort.
 // Everything shown comes from the page itself; all text goes in as text, never as markup.
 
-/** @typedef {[index: number, group: string, prompt: number, output: number, times: (number | null)[]]} Request */
-/** @typedef {{policies: string[], curves: Record<string, number[][][]>, requests: Request[]}} Data */
+/** @typedef {[index: number, group: string, prompt: number, output: number, times: (number | null)[]]} Sent */
+/** @typedef {{policies: string[], curves: Record<string, number[][][]>, requests: Sent[]}} Data */
 /** @typedef {{svg: SVGSVGElement, left: number, width: number, end: number}} Timed */
 
 const NS = "http://www.w3.org/2000/svg";
@@ -329,7 +329,7 @@ for (const row of table.tBodies[0].rows) {
 
 // ---- dumbbells: in another order ---------------------------------------------------------------
 
-/** @type {Record<string, (request: Request) => number>} */
+/** @type {Record<string, (request: Sent) => number>} */
 const ORDERS = {
   "the greatest gain first": () => 0,
   "order of arrival": (request) => request[0],
@@ -337,7 +337,7 @@ const ORDERS = {
   "output tokens": (request) => request[3],
 };
 
-/** @param {SVGSVGElement} svg @param {(request: Request) => number} by */
+/** @param {SVGSVGElement} svg @param {(request: Sent) => number} by */
 function reorder(svg, by) {
   const parts = /** @type {SVGElement[]} */ ([...svg.querySelectorAll(".r")]);
   const old = [...new Set(parts.map((part) => Number(part.dataset.r)))];
@@ -386,3 +386,4 @@ const chosen = location.hash.match(/[#&]r=(\d+)/);
 if (shown && Number(shown[2]) > Number(shown[1])) show(Number(shown[1]), Number(shown[2]));
 if (chosen && requests.has(Number(chosen[1]))) select(Number(chosen[1]));
 byId("bar").hidden = timed.length === 0;
+export {};
