@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from everystop.observe.comparison import Comparison
-from everystop.observe.comparison_text import in_words
 from everystop.observe.gains import Gain, Headline, headline
 from everystop.observe.ratios import Ratio
 from everystop.observe.report.use_picture import wasted_share
@@ -89,6 +88,15 @@ def _times(gain: Gain) -> str:
     return _whole(f"{mean:.2f} × {word}")
 
 
+def _with_interval(ratio: Ratio) -> str:
+    """How many times better or worse, and within what."""
+    word, mean, low, high = _size(ratio)
+    times = _whole(f"{mean:.2f} × {word}")
+    if low is None:
+        return f"{times}, one repeat"
+    return f"{times}, 95 % interval {_whole(f'{low:.2f} to {high:.2f}')}{'' if ratio.is_decided else ': undecided'}"
+
+
 def _whole(words: str) -> str:
     """Words that no line break tears apart."""
     return words.replace(" ", "\u00a0")
@@ -113,7 +121,7 @@ def _sentences(comparison: Comparison, said: Headline, losses: Sequence[Gain]) -
         f"against {in_time(durations[said.baseline])} under {said.baseline}"
     )
     if (rate := by_name.get("output_throughput")) is not None and rate.ratio is not None:
-        first += f" (throughput {_whole(in_words(rate.ratio))})"
+        first += f" (throughput {_with_interval(rate.ratio)})"
     parts = [first]
     if (ttft := by_name.get("ttft_p95")) is not None and ttft.ratio is not None:
         parts.append(f"p95 TTFT was {_middle(ttft.values, ttft)} against {_middle(ttft.baseline, ttft)}")

@@ -23,6 +23,7 @@ HEAD, FOOT = 34.0, 12.0  # pixels: the title of a file that stands alone, the sp
 LEFT, RIGHT, AXIS = 46.0, 14.0, 44.0
 
 MAX_STRETCHES = 3_000
+ROW_PX = 25.0
 END_STROKE = Stroke(INK_STROKE, (0, (4, 2)), "")
 
 Draw = Callable[[Theme, float, bool], Sheet]
@@ -91,12 +92,14 @@ def _slots(runs: Sequence[Run]) -> Draw:
     return draw
 
 
-def twin_slot_chart(runs: Sequence[Run], theme: Theme, *, width: float = WIDE, title: str = "") -> Sheet:
+def twin_slot_chart(
+    runs: Sequence[Run], theme: Theme, *, width: float = WIDE, title: str = "", row_px: float = ROW_PX
+) -> Sheet:
     """Slot charts of runs of one workload, one above the other on one time axis, with a line through all of them where
-    the last one ends. Runs need a history.
+    the last one ends; a slot is at most `row_px` high. Runs need a history.
     """
     all_lanes = [lanes_of(run) for run in runs]
-    row = max(5.0, min(25.0 if width > HALF else 19.0, 560 / max(lanes.num_slots for lanes in all_lanes)))
+    row = max(5.0, min(row_px if width > HALF else 19.0, 560 / max(lanes.num_slots for lanes in all_lanes)))
     heights = [row * (lanes.num_slots + rows_above(lanes)) for lanes in all_lanes]
     uses = {stretch.use for lanes in all_lanes for stretch in lanes.stretches}
     reasons = {end.reason for lanes in all_lanes for end in lanes.ends}

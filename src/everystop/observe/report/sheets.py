@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -117,11 +119,23 @@ class Sheet:
         """The sheet as an SVG document; the same drawing gives the same bytes under one version of matplotlib."""
         target = BytesIO()
         self.figure.savefig(target, format="svg", dpi=72, facecolor=self.theme.page, metadata=_NO_DATE)
-        return target.getvalue().decode("utf-8")
+        return _PATH.sub(_rounded, target.getvalue().decode("utf-8"))
 
     def write_png(self, path: Path) -> None:
-        """The sheet as pixels, two for each of its own in either direction."""
-        self.figure.savefig(path, format="png", dpi=PNG_DPI, facecolor=self.theme.page, metadata={"Software": None})
+        """The sheet as pixels, two for each of its own in either direction, in the 256 colours that suit it."""
+        target = BytesIO()
+        self.figure.savefig(target, format="png", dpi=PNG_DPI, facecolor=self.theme.page, metadata={"Software": None})
+        image = importlib.import_module("PIL.Image")  # which matplotlib needs
+        image.open(target).convert("RGB").quantize(256, dither=image.Dither.NONE).save(path, optimize=True)
+
+
+_PATH = re.compile(r' d="[^"]*"')
+_FINE = re.compile(r"\d+\.\d{3,}")
+
+
+def _rounded(path: re.Match[str]) -> str:
+    """A path whose numbers have two digits after the point."""
+    return _FINE.sub(lambda number: f"{float(number[0]):.2f}", path[0])
 
 
 _NO_DATE = {"Date": None, "Creator": None}
