@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -11,12 +10,12 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from everystop.cli import settings
+from everystop.cli.compare_progress import progress_bars
 from everystop.cli.compare_requests import add_requests, read_requests
 from everystop.config import KV_CACHE, MODEL, POLICY_OPTIONS, SCHEDULER, Config, check_honoured
 from everystop.core.errors import ConfigError
@@ -179,7 +178,7 @@ def on_engine(
         play,
         watcher,
         num_warm_up_jobs=2 * first.max_num_seqs,
-        settings=described | method(arguments, workload),
+        settings=described | method(arguments, workload, sampling.seed if sampling.temperature else None),
     )
 
 
@@ -212,14 +211,13 @@ def on_server(arguments: argparse.Namespace, workload: Workload, watcher: Watche
         url=arguments.url.rstrip("/").removesuffix("/v1"),
         model=arguments.model,
         api_key=key,
-        temperature=arguments.temperature,
         timeout_s=3600.0,
         max_run_s=86_400.0,
     )
     name = arguments.policies or SERVER
 
     def play(workload: Workload, policy: str, repeat: int, progress: Callable[[int, int], None]) -> Run:
-        return run_on_server(workload, target, policy, repeat)
+        return run_on_server(workload, target, policy, repeat, progress)
 
     return compare(
         workload,
@@ -228,7 +226,8 @@ def on_server(arguments: argparse.Namespace, workload: Workload, watcher: Watche
         play,
         watcher,
         num_warm_up_jobs=16,
-        settings={"backend": "openai", "url": target.url, "model_id": arguments.model} | method(arguments, workload),
+        settings={"backend": "openai", "url": target.url, "model_id": arguments.model}
+        | method(arguments, workload, None),
     )
 
 
@@ -250,11 +249,13 @@ def check_url(arguments: argparse.Namespace) -> None:
     for field in engine_fields():
         if hasattr(arguments, field.name):
             raise ConfigError(f"{field.metadata['flag']} has no effect with --url: the server has settings of its own")
+    if hasattr(arguments, "seed") or arguments.temperature:
+        raise ConfigError("--url asks for greedy outputs; leave --temperature and --seed out")
     if arguments.policies is not None and "," in arguments.policies:
         raise ConfigError("--policies names several, but a server has one; give the one name to show it under")
 
 
-def method(arguments: argparse.Namespace, workload: Workload) -> dict[str, Any]:
+def method(arguments: argparse.Namespace, workload: Workload, seed: int | None) -> dict[str, Any]:
     """How it was measured, whoever served."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -262,7 +263,7 @@ def method(arguments: argparse.Namespace, workload: Workload) -> dict[str, Any]:
         "load_average": os.getloadavg()[0],
         "num_clients": workload.num_clients or None,
         "temperature": arguments.temperature,
-        "seed": getattr(arguments, "seed", None),
+        "seed": seed,
         "workload_seed": arguments.workload_seed,
         "order": "policies in turns within each repeat, after a warm-up",
     }
@@ -286,33 +287,3 @@ def write(comparison: Comparison, folder: Path) -> list[str]:
 
     (folder / "report.json").write_text(json.dumps(report_data(comparison)) + "\n", encoding="utf-8")
     return ["report.json", *(path.name for path in write_report(comparison, folder))]
-
-
-@contextlib.contextmanager
-def progress_bars(num_repeats: int, *, show: bool) -> Iterator[Watcher]:
-    """One bar on standard error for the run in progress; silent where nobody watches."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    layout = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*layout, console=console, transient=True, disable=not show, refresh_per_second=2) as bars:
-        task = bars.add_task("the model is being loaded", total=None)
-        yield Bars(partial(bars.update, task), num_repeats)
-
-
-@dataclasses.dataclass(slots=True)
-class Bars:
-    """Shows how far a comparison has come."""
-
-    update: Callable[..., None]
-    num_repeats: int
-
-    def begin(self, policy: str, repeat: int | None) -> None:
-        """A run begins."""
-        which = "warm-up" if repeat is None else f"{policy}, repeat {repeat + 1} of {self.num_repeats}"
-        self.update(description=which, completed=0)
-
-    def advance(self, num_over: int, num_all: int) -> None:
-        """So many of its requests are over."""
-        self.update(completed=num_over, total=num_all)

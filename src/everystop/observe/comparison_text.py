@@ -11,12 +11,15 @@ from everystop.observe.gains import Gain, gains, headline, measures
 from everystop.observe.ratios import METHOD, Ratio
 from everystop.observe.slot_use import USES, expected_occupancy, slot_use
 
-NOT_SEEN = "A server's clients were measured, not its scheduler: slots, steps and waste are unknown."
+NOT_SEEN = (
+    "A server's clients were measured, not its scheduler: slots, steps and waste are unknown.\n"
+    "From the second repeat on its prefix cache, if it has one, knows the prompts."
+)
 
 
 def describe_comparison(comparison: Comparison) -> str:
     """Headline, table, and what must be known to read them."""
-    lines = [*_heading(comparison), ""]
+    lines = [*_heading(comparison), *_alarms(comparison), ""]
     for policy in comparison.policies[1:]:
         lines += [*_headline(comparison, policy), ""]
     lines += [*_table(comparison), ""]
@@ -41,7 +44,7 @@ def _headline(comparison: Comparison, policy: str) -> Iterator[str]:
     for gain in (*said.figures, *said.losses):
         yield _gain_line(gain)
     if not said.losses and any(gain.ratio is not None for gain in said.figures):
-        yield "  no other figure got worse beyond doubt"
+        yield "  no other figure got worse"
 
 
 def _gain_line(gain: Gain) -> str:
@@ -95,20 +98,24 @@ def _slots(comparison: Comparison) -> Iterator[str]:
         yield ""
 
 
-def _remarks(comparison: Comparison) -> Iterator[str]:
-    if comparison.runs[0].history is None:
-        yield NOT_SEEN
-    equality = comparison.equality()
-    num_runs = len(comparison.runs)
-    if not equality.holds:
-        some = ", ".join(map(str, equality.different[:10])) + (", …" if len(equality.different) > 10 else "")
-        yield f"OUTPUTS DIFFER: {len(equality.different)} requests had not the same output in all runs ({some});"
+def _alarms(comparison: Comparison) -> Iterator[str]:
+    """What takes the meaning from all that follows, or a part of it."""
+    different = comparison.equality().different
+    if different:
+        some = ", ".join(map(str, different[:10])) + (", …" if len(different) > 10 else "")
+        yield f"OUTPUTS DIFFER: {len(different)} requests had not the same output in all runs ({some});"
         yield "the runs did not do the same work, and no ratio means anything."
-    elif equality.num_equal:
-        yield f"Outputs: {equality.num_equal} requests, each with the same output in all {num_runs} runs."
     if comparison.num_errors:
         yield f"ERRORS: {comparison.num_errors} requests failed, over all runs; no figure counts them. Such as:"
         yield from _first_errors(comparison)
+
+
+def _remarks(comparison: Comparison) -> Iterator[str]:
+    if comparison.runs[0].history is None:
+        yield NOT_SEEN
+    equality, num_runs = comparison.equality(), len(comparison.runs)
+    if equality.holds and equality.num_equal:
+        yield f"Outputs: {equality.num_equal} requests, each with the same output in all {num_runs} runs."
     if equality.num_uncompared and num_runs > 1:
         yield f"Not compared: {equality.num_uncompared} requests, which failed in some run."
     if comparison.policies[1:]:
@@ -126,7 +133,7 @@ def _middle(values: Sequence[float], is_rate: bool) -> str:
         return "–"
     value = median(known)
     if is_rate:
-        return f"{value:,.0f} /s"
+        return f"{value:,.0f} /s" if value >= 100 else f"{value:.3g} /s"
     return f"{value * 1e3:,.1f} ms" if value < 1 else f"{value:,.2f} s"
 
 

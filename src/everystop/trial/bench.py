@@ -29,6 +29,7 @@ class LentRunner:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._on_board: dict[int, None] = {}
+        self._has_failed = False
 
     def execute(self, plan: StepPlan) -> StepResult:
         """As the runner does."""
@@ -36,11 +37,15 @@ class LentRunner:
             self._on_board.pop(request_id, None)
         for admitted in plan.admitted:
             self._on_board[admitted.request_id] = None
-        return self._runner.execute(plan)
+        try:
+            return self._runner.execute(plan)
+        except BaseException:
+            self._has_failed = True
+            raise
 
     def close(self) -> None:
-        """Release every request that is still on board."""
-        if self._on_board:
+        """Release every request that is still on board, unless the runner has failed: then it is of no more use."""
+        if self._on_board and not self._has_failed:
             self._runner.execute(StepPlan(step_id=-1, released=list(self._on_board)))
             self._on_board.clear()
 

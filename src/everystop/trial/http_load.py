@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,18 +62,36 @@ class Run:
         }
 
 
-def run_load(workload: Workload, target: Target, num_clients: int | None = None) -> Run:
+Progress = Callable[[int, int], None]
+"""Called with the number of requests that are over, and of all, whenever one ends."""
+
+
+def _unwatched(num_over: int, num_all: int) -> None:
+    """Nobody wants to know."""
+
+
+def run_load(
+    workload: Workload, target: Target, num_clients: int | None = None, progress: Progress = _unwatched
+) -> Run:
     """Send all jobs, wait for all ends; blocks. What went wrong stands in the records."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Load(workload, target, num_clients).run())
+        return runner.run(Load(workload, target, num_clients, progress).run())
 
 
 class Load:
     """One run of a workload."""
 
-    def __init__(self, workload: Workload, target: Target, num_clients: int | None = None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        target: Target,
+        num_clients: int | None = None,
+        progress: Progress = _unwatched,
+    ) -> None:
         self._jobs = workload.jobs
         self._target = target
+        self._progress = progress
+        self._num_over = 0
         self._started_s = 0.0
         records = [Record(i, job.group, len(job.prompt), job.max_tokens) for i, job in enumerate(workload.jobs)]
         self._run = Run(workload.name, num_clients or workload.num_clients, records)
@@ -141,6 +159,8 @@ class Load:
 
     async def _send(self, connection: Connection, i: int) -> None:
         await connection.send(self._run.records[i], self._target.request(self._jobs[i]), self._target.timeout_s)
+        self._num_over += 1
+        self._progress(self._num_over, len(self._jobs))
 
 
 def summarize(records: Sequence[Record]) -> dict[str, Any]:

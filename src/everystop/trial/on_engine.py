@@ -28,6 +28,7 @@ from everystop.observe.history import History
 from everystop.sim.workloads import Job, Workload
 
 TICK_S = 0.25
+MAX_SEED = 1 << 63
 SWITCH_INTERVAL_S = 0.0005  # as in a server: the engine's thread soon has the interpreter back
 MAX_UNREAD = 20_000  # turns whose events are kept as they are: a run is disturbed only for the sake of memory
 Progress = Callable[[int, int], None]
@@ -46,7 +47,7 @@ class Sampling:
         return SamplingParams(
             max_tokens=job.max_tokens,
             temperature=self.temperature,
-            seed=self.seed + index,
+            seed=(self.seed + index) % MAX_SEED,
             ignore_eos=job.ignore_eos,
         )
 
@@ -64,13 +65,16 @@ class _Note:
 
 
 class EngineRun:
-    """One run; `engine` is new and not yet started, and is stopped in the end, also when something is raised."""
+    """One run; `engine` is new and not yet started, and is stopped in the end, also when something is raised.
+
+    Raises RequestError for a job that no engine would take.
+    """
 
     def __init__(self, workload: Workload, engine: Engine, sampling: Sampling) -> None:
         self._jobs = workload.jobs
         self._num_clients = workload.num_clients
         self._engine = engine
-        self._sampling = sampling
+        self._params = [sampling.params(i, job) for i, job in enumerate(workload.jobs)]
         self._notes = [_Note() for _ in workload.jobs]
         self._waiting = deque(i for i, job in enumerate(workload.jobs) if job.at_s is None)
         timed = sorted((job.at_s, i) for i, job in enumerate(workload.jobs) if job.at_s is not None)
@@ -97,6 +101,7 @@ class EngineRun:
                 engine.start()
                 self._wait(progress)
         finally:
+            self._is_over.set()  # nothing more is sent, also where it has been interrupted
             engine.stop(timeout_s=60.0)
         if self._failure is not None:
             raise EngineDead(f"the engine has failed under {policy}: {self._failure}") from self._failure
@@ -122,7 +127,7 @@ class EngineRun:
 
     def _send_next(self) -> None:
         """A client is free: the next job without a time, if there is one."""
-        if self._waiting:
+        if self._waiting and not self._is_over.is_set():
             self._send(self._waiting.popleft())
 
     def _send(self, index: int) -> None:
@@ -135,7 +140,7 @@ class EngineRun:
                 Submit(
                     note.request_id,
                     job.prompt,
-                    self._sampling.params(index, job),
+                    self._params[index],
                     tenant=job.tenant,
                     ttft_target_ns=_ns(job.ttft_target_ms),
                     itl_target_ns=_ns(job.itl_target_ms),
@@ -150,15 +155,21 @@ class EngineRun:
 
     def _take(self, outputs: list[StepOutput]) -> None:
         now_ns = time.monotonic_ns()
-        for output in outputs:
-            index = self._index_of[output.request_id]
-            note = self._notes[index]
-            for token_id in output.token_ids:
-                note.token_ns.append(now_ns)
-                note.token_ids.append(token_id)
-            if output.refused or output.finish_reason is not None:
-                note.end_ns, note.error = now_ns, output.error
-                self._end(index)
+        try:
+            for output in outputs:
+                self._note(output, now_ns)
+        except Exception as error:  # the engine would go on, and this run would never end
+            self._fail(error)
+
+    def _note(self, output: StepOutput, now_ns: int) -> None:
+        index = self._index_of[output.request_id]
+        note = self._notes[index]
+        for token_id in output.token_ids:
+            note.token_ns.append(now_ns)
+            note.token_ids.append(token_id)
+        if output.refused or output.finish_reason is not None:
+            note.end_ns, note.error = now_ns, output.error
+            self._end(index)
 
     def _end(self, index: int) -> None:
         self._num_over += 1
@@ -179,7 +190,7 @@ class EngineRun:
         return Run(
             policy=policy,
             repeat=repeat,
-            duration_s=max(line.end_s for line in lines),
+            duration_s=max(0.0, *(line.end_s for line in lines)),
             requests=lines,
             start_ns=self._start_ns,
             max_num_seqs=max_num_seqs,

@@ -5,18 +5,18 @@ from __future__ import annotations
 from everystop.observe.comparison import RequestLine, Run
 from everystop.sim.workloads import Workload
 from everystop.trial.http_client import Record, Target
-from everystop.trial.http_load import run_load
+from everystop.trial.http_load import Progress, run_load
 
 
-def run_on_server(workload: Workload, target: Target, policy: str, repeat: int) -> Run:
+def run_on_server(workload: Workload, target: Target, policy: str, repeat: int, progress: Progress) -> Run:
     """Send the workload once; raises LoadError where there is no server."""
-    done = run_load(workload, target)
+    done = run_load(workload, target, progress=progress)
     scheduled = [workload.jobs[record.job].at_s for record in done.records]
     lines = tuple(_line(record, at_s) for record, at_s in zip(done.records, scheduled, strict=True))
     return Run(
         policy=policy,
         repeat=repeat,
-        duration_s=max(line.end_s for line in lines),
+        duration_s=max(0.0, *(line.end_s for line in lines)),
         requests=lines,
         start_ns=0,
         max_num_seqs=0,

@@ -31,9 +31,12 @@ class Watcher(Protocol):
 
 
 def warm_up_workload(workload: Workload, num_jobs: int) -> Workload:
-    """The first jobs all at once, with answers of at most 32 tokens: enough to touch memory and start threads."""
+    """The first jobs all at once, with answers of at most 32 tokens: enough to touch memory and start threads. Their
+    prompts are reversed, so that no server's prefix cache learns those of the workload.
+    """
     jobs = tuple(
-        replace(job, at_s=None, max_tokens=min(job.max_tokens, WARM_UP_TOKENS)) for job in workload.jobs[:num_jobs]
+        replace(job, prompt=job.prompt[::-1], at_s=None, max_tokens=min(job.max_tokens, WARM_UP_TOKENS))
+        for job in workload.jobs[:num_jobs]
     )
     return Workload(workload.name, len(jobs), jobs)
 
