@@ -13,6 +13,8 @@ import argparse
 import json
 from pathlib import Path
 
+from PIL import Image
+
 from everystop.observe.comparison import Comparison, from_json
 from everystop.observe.report.grammar import DARK, LIGHT
 from everystop.observe.report.pictures import twin_slot_chart
@@ -48,6 +50,8 @@ def draw(comparison: Comparison, folder: Path) -> list[Path]:
             paths += [folder / f"{stem}.svg", folder / f"{stem}.png"]
             paths[-2].write_text(sheet.as_svg(), encoding="utf-8")
             sheet.write_png(paths[-1])
+            with Image.open(paths[-1]) as image:  # in few colours, as the repository keeps it
+                image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(paths[-1], optimize=True)
     return paths
 
 

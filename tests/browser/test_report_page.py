@@ -11,6 +11,7 @@ from tests.browser.watched import Watched
 from tests.observe.report_runs import make_comparison, mixed
 
 from everystop.observe.report.page import render_page
+from everystop.observe.report.pictures import draw_all
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.browser
@@ -23,7 +24,8 @@ SLOTS = "#slots svg.wide"
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a report of 24 requests, two repeats."""
     path: Path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(render_page(make_comparison(mixed(24, 25))), encoding="utf-8")
+    comparison = make_comparison(mixed(24, 25))
+    path.write_text(render_page(comparison, draw_all(comparison)), encoding="utf-8")
     return path.as_uri()
 
 

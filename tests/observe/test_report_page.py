@@ -20,6 +20,7 @@ from everystop.observe.comparison import Comparison, from_json, to_json
 from everystop.observe.report import write_report
 from everystop.observe.report.headline import verdict
 from everystop.observe.report.page import render_page
+from everystop.observe.report.pictures import draw_all
 
 pytest.importorskip("matplotlib")
 MAX_BYTES = 5 << 20
@@ -65,7 +66,11 @@ def comparison() -> Comparison:
 
 @pytest.fixture(scope="module")
 def page(comparison: Comparison) -> str:
-    return render_page(comparison)
+    return page_of(comparison)
+
+
+def page_of(comparison: Comparison) -> str:
+    return render_page(comparison, draw_all(comparison))
 
 
 def with_lines(comparison: Comparison, change: Callable[[int], dict[str, Any]]) -> Comparison:
@@ -130,7 +135,7 @@ def test_names_from_files_cannot_become_part_of_the_page(comparison: Comparison)
     hostile = replace(
         comparison, workload=evil, policies=tuple(names.values()), runs=runs, settings={evil: evil, "model_id": evil}
     )
-    rendered = render_page(hostile)
+    rendered = page_of(hostile)
     reader = Reader(rendered)
     assert "<img" not in rendered
     assert len(reader.scripts) == 2
@@ -154,12 +159,11 @@ def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib, "import_module", missing)
 
 
-@pytest.mark.usefixtures("no_matplotlib")
 def test_what_went_wrong_stands_before_the_figures(comparison: Comparison) -> None:
     broken = with_lines(
         comparison, lambda i: {"digest": "other"} if i == 5 else {"error": "timed out"} if i == 2 else {}
     )
-    text = Reader(render_page(replace(broken, num_repeats_asked=5))).text
+    text = Reader(render_page(replace(broken, num_repeats_asked=5), [])).text
     assert "Outputs differ: 1 requests had not the same output in all runs (5)" in text
     assert "Interrupted: 5 repeats were asked for; there are 3 under static; 3 under continuous" in text
     assert "1 requests failed, over all runs; no figure counts them. The first: timed out" in text
@@ -169,7 +173,7 @@ def test_what_went_wrong_stands_before_the_figures(comparison: Comparison) -> No
 def test_a_server_is_seen_from_outside_only(comparison: Comparison) -> None:
     runs = tuple(replace(run, history=None, max_num_seqs=0, start_ns=0) for run in comparison.runs_of("continuous"))
     outside = replace(comparison, policies=("continuous",), runs=runs)
-    reader = Reader(render_page(outside))
+    reader = Reader(page_of(outside))
     assert "not its scheduler: slots, steps and waste are unknown" in reader.text
     assert "Times are those of the client" in reader.text
     figures = [attrs["id"] for tag, attrs in reader.seen if tag == "figure"]
@@ -187,14 +191,14 @@ def test_without_matplotlib_the_page_says_what_to_install(comparison: Comparison
 
 
 def test_a_report_can_be_drawn_again_from_its_data(comparison: Comparison, page: str) -> None:
-    again = render_page(from_json(json.loads(json.dumps(to_json(comparison)))))
+    again = page_of(from_json(json.loads(json.dumps(to_json(comparison)))))
     assert Reader(again).text == Reader(page).text
 
 
 @pytest.mark.parametrize("num", [160, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_a_large_comparison_stays_small_and_says_what_it_leaves_out(num: int) -> None:
     large = make_comparison(mixed(num, 4), num_repeats=1, max_num_seqs=32, max_num_batched_tokens=256)
-    rendered = render_page(large)
+    rendered = page_of(large)
     assert len(rendered.encode()) < MAX_BYTES
     text = Reader(rendered).text
     assert "is joined with its neighbour" in text
