@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from tests.observe.report_runs import make_comparison, mixed
 
-from everystop.observe.comparison import Comparison, from_json, to_json
+from everystop.observe.comparison import Comparison, RequestLine, from_json, to_json
+from everystop.observe.history import History
 from everystop.observe.report import write_report
 from everystop.observe.report.headline import verdict
 from everystop.observe.report.page import render_page
@@ -204,6 +205,40 @@ def test_a_large_comparison_stays_small_and_says_what_it_leaves_out(num: int) ->
     assert "is joined with its neighbour" in text
     assert f"Of {num:,} requests 150 are drawn" in text
     assert ("500 of 2,000 requests, evenly chosen" in text) == (num > 500)
+
+
+ODD: dict[str, Callable[[RequestLine], dict[str, Any]]] = {
+    "all tokens at once": lambda line: {"token_s": (line.end_s,) * len(line.token_s)},
+    "no time at all": lambda line: {"token_s": (0.0,) * len(line.token_s), "sent_s": 0.0, "end_s": 0.0},
+    "one token each": lambda line: {"token_s": line.token_s[:1], "num_output_tokens": 1},
+    "no tokens": lambda line: {"token_s": (), "num_output_tokens": 0},
+    "all failed": lambda line: {"token_s": (), "num_output_tokens": 0, "end_s": -1.0, "error": "refused"},
+    "never sent": lambda line: {"token_s": (), "num_output_tokens": 0, "sent_s": -1.0, "end_s": -1.0, "error": "no"},
+}
+
+
+@pytest.mark.parametrize("oddity", ODD)
+def test_odd_runs_are_reported_too(oddity: str) -> None:
+    plain = make_comparison(((24, 4, 0), (30, 3, 5)), num_repeats=1)
+    runs = tuple(
+        replace(run, history=None, requests=tuple(replace(line, **ODD[oddity](line)) for line in run.requests))
+        for run in plain.runs
+    )
+    reader = Reader(page_of(replace(plain, runs=runs)))
+    assert "All figures" in reader.text
+
+
+@pytest.mark.parametrize("num_idle", [1, 2])
+def test_runs_in_which_nobody_boarded_are_reported_too(num_idle: int) -> None:
+    plain = make_comparison(((24, 4, 0), (30, 3, 5)), num_repeats=1)
+    failed = {"token_s": (), "num_output_tokens": 0, "end_s": -1.0, "error": "refused"}
+    idle = [
+        replace(run, history=History(), duration_s=0.0, requests=tuple(replace(r, **failed) for r in run.requests))
+        for run in plain.runs[:num_idle]
+    ]
+    page = page_of(replace(plain, runs=(*idle, *plain.runs[num_idle:])))
+    assert f"{2 * num_idle} requests failed" in Reader(page).text
+    assert "nobody waits" in page
 
 
 def test_nothing_to_report_is_an_error(comparison: Comparison, tmp_path: Path) -> None:

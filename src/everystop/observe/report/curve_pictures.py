@@ -36,6 +36,7 @@ from everystop.observe.report.words import in_time, significant
 
 MAX_POINTS = 500
 NUM_MARKS = 9
+NOTHING_S = 1e-3  # the range of an axis where all is 0
 QUANTILE_LINE, QUANTILE_PX = 18.0, 97.0  # pixels: height of a line, width of a quantile
 LOG_SPAN = 30.0  # a wider range than this is drawn on a log scale
 HEADROOM = 1.2
@@ -158,7 +159,7 @@ def distribution(runs: Mapping[str, Sequence[Run]], measure: Measure, axes: Any,
         axes.set_xscale("log")
         axes.set_xlim(low / 1.15, high * 1.15)
     else:
-        axes.set_xlim(0, high * 1.06)
+        axes.set_xlim(0, high * 1.06 or NOTHING_S)
     _plain_ticks(axes, is_log)
     axes.set_ylim(0, 1.04)
     axes.set_yticks([0.0, 0.5, 0.95], ["0", "p50", "p95"])

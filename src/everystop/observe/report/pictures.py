@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everystop.observe.comparison import Comparison, Run
-from everystop.observe.report.curve_pictures import cumulative_tokens, distribution, occupancy, quantiles_px
+from everystop.observe.report.curve_pictures import NOTHING_S, cumulative_tokens, distribution, occupancy, quantiles_px
 from everystop.observe.report.curves import MEASURES
 from everystop.observe.report.drawing import SMALL, TITLE, text_px
 from everystop.observe.report.grammar import DARK, INK_STROKE, INLINE, LIGHT, LOOKS, Stroke, Theme, Use, strokes
@@ -130,8 +130,8 @@ def twin_slot_chart(runs: Sequence[Run], theme: Theme, *, width: float = WIDE, r
     the last one ends; a slot is at most `row_px` high. Runs need a history.
     """
     all_lanes = [lanes_of(run) for run in runs]
-    row = max(5.0, min(row_px if width > HALF else 19.0, 560 / max(lanes.num_slots for lanes in all_lanes)))
-    heights = [row * (lanes.num_slots + rows_above(lanes)) for lanes in all_lanes]
+    row = max(5.0, min(row_px if width > HALF else 19.0, 560 / max(1, *(lanes.num_slots for lanes in all_lanes))))
+    heights = [row * (max(lanes.num_slots, 1) + rows_above(lanes)) for lanes in all_lanes]
     uses = {stretch.use for lanes in all_lanes for stretch in lanes.stretches}
     reasons = {end.reason for lanes in all_lanes for end in lanes.ends}
     entries = _slot_entries(uses, reasons)
@@ -139,7 +139,7 @@ def twin_slot_chart(runs: Sequence[Run], theme: Theme, *, width: float = WIDE, r
         entries.append(Entry(f"{runs[-1].policy} is done", stroke=END_STROKE))
     name_height = 40.0 if width > HALF else 54.0
     whole = TOP + sum(heights) + (name_height + AXIS + 8) * len(runs) + legend_height(entries, width - 12) + FOOT
-    end_s = 1.015 * max(run.seconds(lanes.end_ns) for run, lanes in zip(runs, all_lanes, strict=True))
+    end_s = 1.015 * max(run.seconds(lanes.end_ns) for run, lanes in zip(runs, all_lanes, strict=True)) or NOTHING_S
     sheet = Sheet(width, whole, theme, timed=Timed(LEFT, width - LEFT - RIGHT, end_s))
     top, finest_s, last_s = TOP, 0.0, runs[-1].seconds(all_lanes[-1].end_ns)
     for run, lanes, height in zip(runs, all_lanes, heights, strict=True):
@@ -184,7 +184,7 @@ def _slot_entries(uses: set[Use], reasons: set[str]) -> list[Entry]:
 def _over_time(runs: Sequence[Run], curve: Callable[..., None]) -> Draw:
     def draw(theme: Theme, width: float) -> Sheet:
         left = 58.0
-        end_s = 1.015 * max(run.duration_s for run in runs)
+        end_s = 1.015 * max(run.duration_s for run in runs) or NOTHING_S
         sheet = Sheet(width, 30 + 230 + AXIS + FOOT, theme, timed=Timed(left, width - left - RIGHT, end_s))
         curve(runs, sheet.axes(left, 30, width - left - RIGHT, 230), theme, end_s=end_s)
         return sheet
