@@ -17,7 +17,7 @@ from tests.observe.schedules import Oracle, Watched
 from everystop.core.policy import POLICIES
 from everystop.core.step_time import StepTimeModel
 from everystop.observe.causes import Cause
-from everystop.observe.explain import Explanation, explain
+from everystop.observe.explain import Explanation, explain, tell
 from everystop.observe.history import Client, History, StepRecord, Trail
 from everystop.observe.step_share import own_share, share_of
 from everystop.observe.wording import number_name
@@ -157,6 +157,8 @@ def check_episode(episode: Watched, seen: set[Any]) -> None:
         explanation = look(episode, request_id)
         seen |= {explanation.state, *explanation.ns_by_cause}
         check_sums(explanation)
+        told = tell(episode.history, [request_id], now_ns=episode.harness.now_ns, name_of=number_name)
+        assert told == explanation.sentence
         check_client(episode, trail)
         if trail.refusal is None:
             assert len(explanation.tokens) == len(episode.harness.received[request_id])

@@ -61,8 +61,11 @@ def show(data: Mapping[str, Any], console: Console) -> None:
         sheet.say()
     for advice in data["advice"]:
         sheet.say(f"{advice['flag']}: {advice['text']}")
-    for number, choice in enumerate(data["choices"]):
-        sheet.say(f"choice {number}: {choice['sentence']}")
+    if data["choices"]:
+        sheet.say()
+        sheet.say(f"the last {len(data['choices'])} of {counted(data['num_choices'], 'choice')} to end:")
+    for choice in data["choices"]:
+        sheet.say(f"  {choice['state']}: {choice['sentence']}")
 
 
 class _Sheet:

@@ -5,7 +5,7 @@ An explanation is computed when somebody asks, from the history alone; nothing i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from everystop.observe.wording import NameOf, number_name
 
 LIVE = ("running", "waiting")
 MAX_STEPS = 2000
-MAX_MATES = 60_000  # over all steps: what is shown of 32 rows in 1,900 steps
+MAX_MATES = 20_000  # over all steps, such as 625 steps of 32 rows
 MAX_CHOICES = 8
 
 
@@ -94,7 +94,10 @@ class Explanation:
         return data | {
             "causes": [self._cause_data(cause, ns) for cause, ns in self.ns_by_cause.items()],
             "segments": [segment._asdict() for segment in self.segments],
-            "steps": [step._asdict() | {"mates": [mate._asdict() for mate in step.mates]} for step in self.steps],
+            "steps": [
+                step._asdict() | {"mates": [{"id": name, "num_tokens": num} for name, num in step.mates]}
+                for step in self.steps
+            ],
             "steps_thinned": self.steps_thinned,
             "tokens": [token._asdict() for token in self.tokens],
             "choices": [choice.as_data() for choice in self.choices],
@@ -113,24 +116,34 @@ def explain(history: History, request_ids: Sequence[int], *, now_ns: int, name_o
     `name_of` names other requests, None where the reader may not see them. Raises LookupError if none of the sequences
     is remembered, which is so for the oldest after a while.
     """
-    trails = [trail for i in request_ids if (trail := history.trails.get(i)) is not None]
-    if not trails:
-        raise LookupError(f"request {request_ids[0] if request_ids else ''} is not remembered")
-    last = max(trails, key=lambda trail: (_ended_ns(trail, now_ns), trail.request_id))
-    headline = _explain_one(history, last, now_ns, name_of, is_last=True)
-    if len(trails) == 1:
+    shown = _last_to_end(history, request_ids, now_ns, MAX_CHOICES)
+    headline = _explain_one(history, shown[0], now_ns, name_of, is_last=True)
+    if len(request_ids) == 1:
         return headline
-    shown = nlargest(MAX_CHOICES, trails, key=lambda trail: (_ended_ns(trail, now_ns), trail.request_id))
     choices = [
-        _explain_one(history, each, now_ns, name_of, is_last=each is last, max_mates=MAX_MATES // len(shown))
+        _explain_one(history, each, now_ns, name_of, is_last=each is shown[0], max_mates=MAX_MATES // len(shown))
         for each in sorted(shown, key=lambda trail: trail.request_id)
     ]
     return replace(headline, num_choices=len(request_ids), choices=choices)
 
 
-def _ended_ns(trail: Trail, now_ns: int) -> int:
-    end = trail.finish or trail.refusal
-    return now_ns if end is None else end.now_ns
+def tell(history: History, request_ids: Sequence[int], *, now_ns: int, name_of: NameOf) -> str:
+    """The sentence of that explanation alone, at a third of the cost; raises LookupError as well."""
+    (trail,) = _last_to_end(history, request_ids, now_ns, 1)
+    return sentence_of(Story(history, life_of(history, trail, now_ns), name_of, state_of(trail)))
+
+
+def _last_to_end(history: History, request_ids: Sequence[int], now_ns: int, num: int) -> list[Trail]:
+    """The sequences that ended last, or have not, the last one first; those that are forgotten are left out."""
+
+    def ended(trail: Trail) -> tuple[int, int]:
+        end = trail.finish or trail.refusal
+        return now_ns if end is None else end.now_ns, trail.request_id
+
+    trails = [trail for i in request_ids if (trail := history.trails.get(i)) is not None]
+    if not trails:
+        raise LookupError(f"request {request_ids[0] if request_ids else ''} is not remembered")
+    return nlargest(num, trails, key=ended)
 
 
 def _explain_one(
@@ -188,16 +201,18 @@ def _steps(life: Life, name_of: NameOf, max_mates: int) -> tuple[list[StepView],
     most = min(MAX_STEPS, len(served) if num_rows <= max_mates else max(1, max_mates * len(served) // num_rows))
     if len(served) > most:
         served = [served[i * len(served) // most] for i in range(most)]
-    return [_view(one, life, name_of) for one in served], len(life.served)
+    names: dict[int, str | None] = {}
+    for one in served:
+        for request_id in one.record.request_ids:
+            if request_id not in names:
+                names[request_id] = name_of(request_id)
+    return [_view(one, life, names) for one in served], len(life.served)
 
 
-def _view(one: Served, life: Life, name_of: NameOf) -> StepView:
+def _view(one: Served, life: Life, names: Mapping[int, str | None]) -> StepView:
     record = one.record
-    mates = tuple(
-        Mate(name_of(request_id), n)
-        for i, (request_id, n) in enumerate(zip(record.request_ids, record.nums, strict=True))
-        if i != one.row
-    )
+    mates = [Mate(names[request_id], n) for request_id, n in zip(record.request_ids, record.nums, strict=True)]
+    del mates[one.row]
     return StepView(
         record.step_id,
         one.begin_ns - life.origin_ns,
@@ -208,5 +223,5 @@ def _view(one: Served, life: Life, name_of: NameOf) -> StepView:
         record.num_rows,
         sum(record.nums),
         one.num_tokens,
-        mates,
+        tuple(mates),
     )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from everystop.core.durations import NS_PER_MS, NS_PER_S
-from everystop.observe.explain import explain
+from everystop.observe.explain import tell
 from everystop.observe.history import Client, History
 from everystop.server.visibility import Viewer
 
@@ -73,8 +73,8 @@ class SlowLog:
             return "it is already forgotten; raise --explain-history"
         try:
             name_of = Viewer(self._history).name_of
-            told = explain(self._history, client.request_ids, now_ns=time.monotonic_ns(), name_of=name_of)
+            told = tell(self._history, client.request_ids, now_ns=time.monotonic_ns(), name_of=name_of)
         except Exception:
             logger.exception("a slow request could not be explained; serving goes on")
             return "it could not be explained"
-        return " ".join(told.sentence.split())
+        return " ".join(told.split())
