@@ -125,5 +125,3 @@ def legend_line(label: str, stroke: Stroke) -> Entry:
 def legend_mark(label: str, stroke: Stroke) -> Entry:
     """A mark in a legend."""
     return Entry(label, stroke=Stroke(stroke.colour, "none", stroke.marker))
-
-
