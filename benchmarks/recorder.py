@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.scheduler import result_of
-from benchmarks.workloads import Dice
 from everystop.core.events import Event, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
@@ -46,6 +45,7 @@ from everystop.observe.trace.perfetto import perfetto_chunks
 from everystop.observe.trace.picture import picture_of
 from everystop.runner import ModelRunner
 from everystop.sim.replay import history_of_record
+from everystop.sim.workloads import Dice
 
 NUM_ROWS, NUM_CLIENTS = 32, 40
 NUM_STEPS = 2_000
