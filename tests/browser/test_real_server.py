@@ -44,7 +44,7 @@ def test_a_request_can_be_watched_and_then_asked_why_it_was_slow(open_page: Open
         watched.wait_for_text("#verdict", "nobody waits")
         watched.wait_for_text("#recent", "● length")
         watched.wait_for_text("#log", "finished (length, 40 tokens)")
-        assert "budget 64 tokens" in watched.page.get_attribute("#columns", "aria-label")
+        watched.page.locator("#columns[aria-label*='budget 64 tokens; last step']").wait_for()
         assert watched.page.locator("#try").is_visible()
         watched.page.locator("#recent a").first.click()
         watched.wait_for_text("#causes", "sum = end to end")

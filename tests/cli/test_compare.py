@@ -49,6 +49,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for variable in ("EVERYSTOP_CONFIG", "EVERYSTOP_POLICY", "EVERYSTOP_MAX_NUM_SEQS", "EVERYSTOP_API_KEY"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("everystop.trial.bench.Bench", FakeBench)
+    monkeypatch.setattr("everystop.observe.report.pictures.pictures", lambda comparison: [])  # they take their time
     monkeypatch.chdir(tmp_path)
     write(stragglers(), tmp_path / "w.jsonl")
     (tmp_path / "t.csv").write_text(TRACE)
@@ -85,7 +86,8 @@ def test_a_workload_is_run_in_turns_and_reported(compare: Command, capsys: pytes
     assert data["settings"]["flags"] == {"max_num_seqs": 4}
     shown = capsys.readouterr()
     assert "continuous against static" in shown.out
-    assert "report.json" in shown.err
+    assert "report.json, report.html" in shown.err
+    assert "continuous finished" in Path("out/report.html").read_text()
 
 
 def test_the_default_is_the_stragglers_at_their_own_number_of_slots(compare: Command) -> None:
@@ -166,6 +168,7 @@ def test_requests_that_fail_are_counted_and_end_with_1(compare: Command, capsys:
         (["--trace", "t.csv", "--workload-seed", "3"], "no effect on a file"),
         (["--trace", "t.csv", "--clients", "3", "--dilate-time", "2"], "no effect with --clients"),
         (["--clients", "0"], "at least 1"),
+        (["--slo-ttft-ms", "-3"], "--slo-ttft-ms is -3"),
         (["--seed", "3"], "no effect on greedy"),
         (["--temperature", "-1"], "must be 0 to 100"),
         (["--repeats", "0"], "must be 1 to"),
