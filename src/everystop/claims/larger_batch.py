@@ -80,9 +80,9 @@ def measure(lab: Lab) -> Findings:
     off = max(abs(tokens_per_s(again[key]) / mean(map(tokens_per_s, runs[key])) - 1) for key in keys)
     at = {n: in_words(shares[n], "%") for n in (SMALLEST, LARGEST)}
     return Findings(
-        headline=f"With {LARGEST} slots in place of {SMALLEST}, static batching brings {rises.text()} the tokens a second, "
-        f"and the slot-steps that do work go from {at[SMALLEST]} to {at[LARGEST]}; at the same size continuous batching "
-        f"brings at least {least.text()} the tokens a second.",
+        headline=f"With {LARGEST} slots in place of {SMALLEST}, static batching brings {rises.text()} the tokens a "
+        f"second, and the slot-steps that do work go from {at[SMALLEST]} to {at[LARGEST]}; at the same size "
+        f"continuous batching brings at least {least.text()} the tokens a second.",
         how=f"Log-normal answers of 8 to 128 tokens. Measured: the first {NUM_MEASURED} requests at "
         f"{listed([str(size) for size in MEASURED_SIZES])} slots, {len(next(iter(runs.values())))} times. Simulated, "
         f"with step times fitted to these runs: all {NUM_SIMULATED:,} at {listed([str(size) for size in SIZES])} "
