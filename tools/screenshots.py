@@ -29,6 +29,7 @@ LOOK_S = 4
 WIDTHS = (1280, 390)
 SCHEMES = ("light", "dark")
 MOST_TOKENS = 150
+GRAMMAR = [(217, 217, 217), (230, 159, 0), (0, 114, 178), (86, 180, 233), (179, 60, 0), (59, 59, 59)]
 
 
 def main() -> None:
@@ -69,11 +70,11 @@ def take(browser: Browser, url: str, folder: Path, name: str) -> None:
 
 
 def with_palette(picture: bytes) -> bytes:
-    """The same picture in its 250 most frequent colours, at a third of the size; those of the grammar stay exact."""
+    """The same picture in its most frequent colours and those of the grammar, at a third of the size."""
     packed, image = io.BytesIO(), Image.open(io.BytesIO(picture)).convert("RGB")
-    frequent = sorted(image.getcolors(1 << 24) or [], reverse=True)[:250]
+    frequent = [color for _, color in sorted(image.getcolors(1 << 24) or [], reverse=True)]
     palette = Image.new("P", (1, 1))
-    palette.putpalette([channel for _, color in frequent for channel in color])
+    palette.putpalette([channel for color in (GRAMMAR + frequent)[:256] for channel in color])
     image.quantize(palette=palette, dither=Image.Dither.NONE).save(packed, "PNG", optimize=True)
     return packed.getvalue()
 

@@ -11,12 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-PAGES = Path(__file__).parents[2] / "src" / "everystop" / "server" / "ui"
-TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+from everystop.server.ui import FOLDER, POLICY, TYPES
+
 END: None = None
 
 
@@ -94,10 +90,10 @@ class FakeServer:
 
     def _file(self, path: str) -> Path | None:
         if path == "/ui":
-            return PAGES / "index.html"
+            return FOLDER / "index.html"
         if path.startswith("/ui/r/"):
-            return PAGES / "request.html"
-        file = PAGES / path.removeprefix("/ui/")
+            return FOLDER / "request.html"
+        file = FOLDER / path.removeprefix("/ui/")
         return file if path.startswith("/ui/") and file.is_file() else None
 
     def _stream(self, handler: BaseHTTPRequestHandler) -> None:

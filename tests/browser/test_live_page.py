@@ -169,7 +169,8 @@ def test_a_first_minute_in_several_messages_fills_the_sparklines(open_page: Open
     page.wait_for_function("document.querySelector('.spark').width > 50")
     drawn = page.evaluate(
         """[...document.querySelectorAll('.spark')].map(canvas => {
-            const {data} = canvas.getContext('2d').getImageData(canvas.width * 0.7, 0, 20, canvas.height);
+            const {width, height} = canvas;
+            const {data} = canvas.getContext('2d').getImageData(width * 0.7, 0, width * 0.1, height);
             return data.some(value => value > 0);
         })"""
     )

@@ -18,7 +18,7 @@ from everystop.sim.workloads import Dice, Job, Workload
 
 SHORT, LONG = 20, 300
 NUM_LATE = NUM_SLOTS
-LEAST_TIMES, LEAST_FREE = 5.0, 0.9
+LEAST_TIMES, LEAST_FREE = 3.0, 0.9
 POLICIES = ("static", "continuous")
 
 
@@ -119,7 +119,7 @@ def mean_wait_s(run: Run) -> float:
 def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
     """Slots over time, static above, continuous below."""
     runs = from_json(data["comparison"]).runs
-    return twin_slot_chart(runs, theme, width=WIDTH, title="Who waits behind a long answer")
+    return twin_slot_chart(runs, theme, width=WIDTH)
 
 
 CLAIM = Claim(

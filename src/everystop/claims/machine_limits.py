@@ -12,7 +12,7 @@ from everystop import _native
 from everystop.model.spec import DecoderSpec
 
 NUM_READ_BYTES = 256 << 20  # far more than any cache between the cores and memory
-NUM_READS = 8
+NUM_READS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ def measure_limits(num_threads: int) -> MachineLimits:
 
 
 def read_bandwidth(num_threads: int, num_bytes: int = NUM_READ_BYTES) -> float:
-    """Bytes a second at which so many threads read an array together: the best of eight passes."""
+    """Bytes a second at which so many threads read an array together: the best of 24 passes."""
     parts = np.array_split(np.ones(num_bytes // 8, dtype=np.int64), num_threads)
     best_s = float("inf")
     with ThreadPoolExecutor(num_threads) as pool:

@@ -102,8 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
             comparison = on_engine(arguments, workload, max_num_seqs, watcher)
     from everystop.observe.comparison_text import describe_comparison
 
+    written = write(comparison, arguments.out)  # first: whoever reads the words may leave
     print(describe_comparison(comparison))
-    print(f"\nwritten to {arguments.out}: {', '.join(write(comparison, arguments.out))}", file=sys.stderr)
+    print(f"\nwritten to {arguments.out}: {', '.join(written)}", file=sys.stderr)
     if not comparison.is_complete:
         return 130
     return 0 if comparison.equality().holds and not comparison.num_errors else 1
@@ -288,7 +289,8 @@ def command(words: Sequence[str]) -> str:
 
 def write(comparison: Comparison, folder: Path) -> list[str]:
     """Write the report; returns the names of the files."""
+    from everystop.observe.report import write_report
     from everystop.observe.report_data import report_data
 
     (folder / "report.json").write_text(json.dumps(report_data(comparison)) + "\n", encoding="utf-8")
-    return ["report.json"]
+    return ["report.json", *(path.name for path in write_report(comparison, folder))]

@@ -9,6 +9,7 @@ import { drawSlots, slotAt, slotChartHeight } from "./slots.js";
 import { drawColumns } from "./columns.js";
 import { drawStrip } from "./strips.js";
 import { blockAt, drawBlocks, gridOf, numBlocksOf } from "./blockmap.js";
+import { MARGIN } from "./plot.js";
 import { navigate } from "./navigate.js";
 import { VerdictStrip } from "./tiles.js";
 import { WaitingRoom } from "./waiting.js";
@@ -165,8 +166,8 @@ function tipPlace() {
   const step = cursor === null ? undefined : model.timeline.at(cursor.position);
   if (cursor === null || cursor.slot === null || step === undefined) return null;
   const { clientWidth, clientHeight } = slots.canvas;
-  const x = view.axis(58, clientWidth - 68).ofStep(cursor.position, step)[1];
-  return { x, y: ((cursor.slot + 1) / model.timeline.numSlots) * (clientHeight - 24) };
+  const x = view.axis(MARGIN.left, clientWidth - MARGIN.left - MARGIN.right).ofStep(cursor.position, step)[1];
+  return { x, y: ((cursor.slot + 1) / model.timeline.numSlots) * (clientHeight - MARGIN.bottom) };
 }
 
 /** Follow one request through all panels. @param {number | null} id */

@@ -21,7 +21,7 @@ const LIVE_MS = 1000;
 const RETRY_MS = 4000;
 const ZOOM = 1.5;
 
-const name = decodeURIComponent(location.pathname.replace(/^.*\/ui\/r\//, ""));
+const name = nameIn(location.pathname.replace(/^.*\/ui\/r\//, ""));
 const path = `/v1/requests/${encodeURIComponent(name)}/explain`;
 const span = new Span();
 const tip = new Tip(byId("tip"));
@@ -29,6 +29,15 @@ const tip = new Tip(byId("tip"));
 let answer = null;
 /** The choice of it that is drawn. @type {Explanation | null} */
 let shown = null;
+
+/** The name in an address; one that was never encoded is taken as it is. @param {string} part */
+function nameIn(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
 
 /** @param {string} id @param {(sheet: import("./surface.js").Sheet, span: Span, explanation: Explanation) => void} draw */
 function chart(id, draw) {
