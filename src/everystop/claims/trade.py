@@ -132,7 +132,7 @@ def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
 def draw_bar(
     axes: Any, theme: Theme, place: int, word: str, found: tuple[float, float, float], *, is_better: bool
 ) -> None:
-    """One bar with its name, its number and its interval; `found` is value, low and high, above 1 in either direction."""
+    """One bar with its name, its number and its interval; `found` is value, low and high, 2 for twice as good or bad."""
     value, low, high = found
     sign = 1 if is_better else -1
     colour = (PLAIN if is_better else OTHER).colour
