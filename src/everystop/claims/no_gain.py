@@ -34,11 +34,17 @@ from everystop.sim.workloads import Dice, Job, Workload
 
 NUM_JOBS, MEAN_TOKENS, NUM_REPEATS = 64, 48, 3
 DEVIATIONS, WIDE = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25), 1.0  # of the logarithm of an answer's length
-LOADS = (0.01, 0.03, 0.1, 0.3, 0.6, 0.9, 1.2)
-NUM_SIMULATED = 128
+LOADS = (0.01, 0.03, 0.1, 0.3, 0.6, 0.9)
+NUM_ARRIVALS = 128
 TINY_BLOCKS = 24
 POLICIES = ("static", "continuous")
 CASES = ("mixed lengths", "equal lengths", "prefill only", "one client", "tiny KV cache")
+PLACES = {  # of their names in the picture: how far above their marks, and which end of the name is there
+    CASES[0]: (0.06, "right"),
+    CASES[1]: (-0.06, "left"),
+    CASES[2]: (-0.13, "left"),
+    CASES[4]: (-0.06, "center"),
+}
 MOST_GAIN, LEAST_GAIN, MOST_LEFT, LEAST_RECOMPUTED = 1.1, 1.25, 0.95, 0.05
 
 Runs = Mapping[tuple[str, str], Sequence[Run]]
@@ -129,7 +135,7 @@ def measure(lab: Lab) -> Findings:
         f"and a mean of about {MEAN_TOKENS}; {CASES[1]}: {MEAN_TOKENS} tokens each; {CASES[2]}: 32 prompts of 250 to "
         f"350 tokens, one token each; {CASES[3]}: one request at a time; {CASES[4]}: the first again, in {TINY_BLOCKS} "
         "blocks of 32 tokens under `--admission greedy`. `--batch-wait-ms` is 0. Virtual time, with step times fitted "
-        f"to these runs: {NUM_SIMULATED} requests at once of growing spread, and {NUM_SIMULATED} independent arrivals.",
+        f"to these runs: {NUM_JOBS} requests at once of growing spread, and {NUM_ARRIVALS} independent arrivals.",
         conditions=(
             Condition(figure=mixed, at_least=LEAST_GAIN),
             Condition(figure=equal, at_most=MOST_GAIN),
@@ -145,21 +151,19 @@ def measure(lab: Lab) -> Findings:
         "answers' lengths over their mean. Right: mean E2E of independent arrivals, by what is asked of what can be "
         "served. Lines are simulated, marks measured.",
         remarks=(
-            "Low load is lower than one may think: as soon as two requests overlap, one of them waits for the other under "
-            "static batching.",
-            "Beyond full load the queue grows as long as requests come, under both policies: the gain there depends on "
-            "for how long that is.",
+            "Low load is lower than one may think: as soon as two requests overlap, one of them waits for the other "
+            "under static batching.",
         ),
         data={
-            "variation": [variation(deviation, NUM_SIMULATED) for deviation in DEVIATIONS],
+            "variation": [variation(deviation) for deviation in DEVIATIONS],
             "spread_gain": curve,
             "loads": list(LOADS),
             "load_gain": loads,
             "marks": [
-                [CASES[0], variation(WIDE, NUM_JOBS), mixed.value],
+                [CASES[0], variation(WIDE), mixed.value],
                 [CASES[1], 0.0, equal.value],
                 [CASES[2], 0.0, prefill.value],
-                [CASES[4], variation(WIDE, NUM_JOBS), tiny.value],
+                [CASES[4], variation(WIDE), tiny.value],
             ],
             "one_client": single.value,
         },
@@ -191,15 +195,15 @@ def recomputed_share(run: Run) -> float:
 
 def spread_gain(lab: Lab, cost: StepCost, deviation: float) -> float:
     """Time for all requests of that spread, static over continuous."""
-    workload = spread(deviation, NUM_SIMULATED)
+    workload = spread(deviation)
     static, continuous = (lab.simulate(trial(p, workload, {}), cost).duration_s for p in POLICIES)
     return static / continuous
 
 
 def load_gains(lab: Lab, cost: StepCost) -> list[float]:
     """Mean E2E, static over continuous, at shares of the requests a second that continuous batching can serve."""
-    workload = spread(WIDE, NUM_SIMULATED)
-    most_per_s = NUM_SIMULATED / lab.simulate(trial("continuous", workload, {}), cost).duration_s
+    workload = spread(WIDE, NUM_ARRIVALS)
+    most_per_s = NUM_ARRIVALS / lab.simulate(trial("continuous", workload, {}), cost).duration_s
     found = []
     for load in LOADS:
         arrivals = at_rate(workload, load * most_per_s)
@@ -213,9 +217,9 @@ def load_figure(load: float, value: float) -> Figure:
     return exact(f"mean E2E at {percent(load)} of capacity, static over continuous", value, "×", Source.SIMULATED)
 
 
-def variation(deviation: float, num: int) -> float:
+def variation(deviation: float) -> float:
     """Standard deviation over mean of the lengths as they are drawn."""
-    drawn = list(lengths(deviation, num))
+    drawn = list(lengths(deviation, NUM_JOBS))
     return pstdev(drawn) / fmean(drawn)
 
 
@@ -229,9 +233,8 @@ def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
     high = max(*data["spread_gain"], *(value for *_, value in data["marks"]))
     for case, x, value in data["marks"]:
         draw_marks(left, theme, [x], [value], stroke)
-        below = case in (CASES[2], CASES[4])
-        place = value - 0.055 * high if below else value + 0.055 * high
-        note(left, theme, x, place, case, ha="left" if x == 0 else "center")
+        shift, side = PLACES[case]
+        note(left, theme, x, value + shift * high, case, ha=side)
     left.set_ylim(0, high * 1.15)
     left.set_xlim(-0.03, max(data["variation"]) * 1.06)
     gain_axes(right, theme, "Mean E2E", "load, % of capacity (log scale)")

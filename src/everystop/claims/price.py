@@ -66,8 +66,9 @@ def measure(lab: Lab) -> Findings:
         f"makes the others' ITL p99 {unbounded.text()} as long as without it; in chunks of at most {SMALL} tokens a "
         f"step it is {bounded.text()}, and the prompt's own first token then takes {price.text()} as long.",
         how=f"The host's time is all between the execution of two steps: update, hand-over, planning; {listed_rows()} "
-        f"rows that only decode. Then {NUM_CLIENTS} clients with short chats of {CHAT[0]} to {CHAT[1]} tokens, where one "
-        f"request in {EVERY} brings a prompt of {PROMPT:,}, with `--max-num-batched-tokens` from {CHUNKS[0]} to {WHOLE:,}.",
+        f"rows that only decode. Then {NUM_CLIENTS} clients with short chats of {CHAT[0]} to {CHAT[1]} tokens, "
+        f"where one request in {EVERY} brings a prompt of {PROMPT:,}, with `--max-num-batched-tokens` from {CHUNKS[0]} "
+        f"to {WHOLE:,}.",
         conditions=(
             *(Condition(figure=hosts[rows][0], at_most=MOST_HOST) for rows in ROWS),
             Condition(figure=unbounded, at_least=LEAST_UNBOUNDED),
@@ -134,17 +135,17 @@ def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
         draw_line(axes, theme, chunks, data[name], stroke)
         log_ticks(axes, chunks)
         axes.set_ylim(0, max(data[name]) * 1.12)
-        label_ends(axes, theme, chunks, data[name])
+        label_ends(axes, theme, chunks, data[name], side="right" if axes is left else "left")
     threshold(left, theme, data["calm_ms"], "", x=0.5)
-    note(left, theme, chunks[0], max(data["p99_ms"]) * 0.6, "dotted: without long prompts", ha="left")
+    above = data["calm_ms"] + max(data["p99_ms"]) * 0.05
+    note(left, theme, chunks[-1], above, "dotted: without long prompts", ha="right")
     return sheet
 
 
-def label_ends(axes: Any, theme: Theme, xs: Sequence[float], ys: Sequence[float]) -> None:
-    """The numbers at 64 tokens and at a whole prompt."""
-    high = max(ys)
-    for i in (xs.index(SMALL), len(xs) - 1):
-        note(axes, theme, xs[i], ys[i] + high * 0.07, f"{ys[i]:,.0f} ms", ha="right" if i else "center")
+def label_ends(axes: Any, theme: Theme, xs: Sequence[float], ys: Sequence[float], *, side: str) -> None:
+    """The numbers at 64 tokens, whose `side` is at the mark, and at a whole prompt."""
+    for i, which in ((xs.index(SMALL), side), (len(xs) - 1, "right")):
+        note(axes, theme, xs[i], ys[i] + max(ys) * 0.07, f"{ys[i]:,.0f} ms", ha=which)
 
 
 CLAIM = Claim(

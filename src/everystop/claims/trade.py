@@ -119,11 +119,12 @@ def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
     most = max(high or value for _, value, _, high, _ in rows)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_minor_locator(matplotlib("ticker").NullLocator())
-    reach = max(most * 1.9, 4)
-    axes.set_xlim(1 / 8, reach)
-    ticks = [0.125, 0.25, 0.5, 1, *(2**i for i in range(1, 9) if 2**i <= reach)]
+    reach = max(most * 2.2, 6)  # with room for the words at the longest bar
+    axes.set_xlim(1 / reach, reach)
+    ticks = [2.0**i for i in range(-8, 9) if 1 / reach <= 2.0**i <= reach]
     axes.set_xticks(ticks, [f"{max(tick, 1 / tick):g}" for tick in ticks])
     axes.axvline(1, color=theme.ink, lw=1.2, zorder=4)
+    axes.spines["left"].set_visible(False)
     axes.set_yticks([])
     axes.invert_yaxis()
     return sheet
@@ -132,7 +133,7 @@ def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
 def draw_bar(
     axes: Any, theme: Theme, place: int, word: str, found: tuple[float, float, float], *, is_better: bool
 ) -> None:
-    """One bar with its name, its number and its interval; `found` is value, low and high, 2 for twice as good or bad."""
+    """One bar with its name, its number and its interval; `found` is value, low and high; 2 is twice as good or bad."""
     value, low, high = found
     sign = 1 if is_better else -1
     colour = (PLAIN if is_better else OTHER).colour
