@@ -31,7 +31,6 @@ import msgspec
 
 from benchmarks.loadgen import Target, run_load
 from benchmarks.local_server import LocalServer
-from benchmarks.workloads import Dice, Job, Workload
 from everystop.core.events import Event
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
@@ -43,6 +42,7 @@ from everystop.engine.loop import StepLoop
 from everystop.observe.history import History
 from everystop.observe.live import LiveReader
 from everystop.observe.live_state import LiveState
+from everystop.sim.workloads import Dice, Job, Workload
 
 NUM_CLIENTS = 32
 NUM_JOBS, NUM_ROUNDS = 2000, 4

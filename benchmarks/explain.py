@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 from benchmarks.scheduler import result_of
-from benchmarks.workloads import Dice
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
 from everystop.core.policy import make_policy
@@ -24,6 +23,7 @@ from everystop.observe.explain import Explanation, explain, tell
 from everystop.observe.history import History
 from everystop.observe.life import life_of
 from everystop.observe.wording import number_name
+from everystop.sim.workloads import Dice
 
 NUM_TOKENS, NUM_SLOTS, NUM_CLIENTS = 1_000, 32, 40
 HOST_NS = 300_000

@@ -39,11 +39,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loadgen import Run, percentile
 from benchmarks.service import bound, measure_capacity, served, widest_gap
 from benchmarks.straggler import spread
 from benchmarks.trial import RealStage, Stage, Tenancy, Trial
-from benchmarks.workloads import Dice, Kind, Workload, burst, in_order_of_time, poisson
+from everystop.observe.distribution import percentile
+from everystop.sim.workloads import Dice, Kind, Workload, burst, in_order_of_time, poisson
+from everystop.trial.http_load import Run
 
 OPTIONS = ("--max-num-seqs", "16")
 FAIR, LIMITED, FIRST_COME, ALONE = "fair", "limited", "continuous", "alone"

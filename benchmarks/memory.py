@@ -28,9 +28,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.loadgen import Run, Target, run_load
 from benchmarks.local_server import LocalServer, difference
-from benchmarks.workloads import Dice, Job, Workload
 from everystop.core.admission import ADMISSIONS
 from everystop.core.events import AdmitEvent, Event, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
@@ -41,6 +39,9 @@ from everystop.core.scheduler import Scheduler
 from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import FILLER_TOKEN, SimulatedRunner
 from everystop.sim.cost import CostModel
+from everystop.sim.workloads import Dice, Job, Workload
+from everystop.trial.http_client import Target
+from everystop.trial.http_load import Run, run_load
 
 NS_PER_S = 10**9
 MAX_TOKENS = 1500

@@ -21,17 +21,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loadgen import Run, Target, percentile, run_load
 from benchmarks.local_server import LocalServer
 from benchmarks.service import measure_capacity
 from benchmarks.trial import RealStage
-from benchmarks.workloads import Dice, Job, Kind, Workload, in_order_of_time, poisson
 from everystop.cli.costs import cost_path
+from everystop.observe.distribution import percentile
 from everystop.sim.cost import CostModel
 from everystop.sim.fit import TimedStep
 from everystop.sim.replay import predict, replay, timed_steps
 from everystop.sim.replay_report import replay_figures
 from everystop.sim.run import calibrate
+from everystop.sim.workloads import Dice, Job, Kind, Workload, in_order_of_time, poisson
+from everystop.trial.http_client import Target
+from everystop.trial.http_load import Run, run_load
 
 CLIENTS = (8, 1, 32, 2, 64, 4, 16) * 2
 PROMPTS, LONG_PROMPTS, OUTPUTS = (16, 600), (600, 1600), (8, 300)

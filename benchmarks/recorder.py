@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.scheduler import result_of
-from benchmarks.workloads import Dice
 from everystop.core.events import Event, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
@@ -46,6 +45,7 @@ from everystop.observe.trace.perfetto import perfetto_chunks
 from everystop.observe.trace.picture import picture_of
 from everystop.runner import ModelRunner
 from everystop.sim.replay import history_of_record
+from everystop.sim.workloads import Dice
 
 NUM_ROWS, NUM_CLIENTS = 32, 40
 NUM_STEPS = 2_000
@@ -276,15 +276,12 @@ def print_blocks(on: list[Block], off: list[Block]) -> None:
     loop_us = [(a.loop_ns - b.loop_ns) / BLOCK_STEPS / 1e3 for a, b in zip(on, off, strict=True)]
     writer_us = [block.writer_ns / BLOCK_STEPS / 1e3 for block in on]
     both_us = statistics.median(map(sum, zip(loop_us, writer_us, strict=True)))
-    step_us = statistics.median(block.all_ns for block in off) / BLOCK_STEPS / 1e3
-    print(
-        f"{NUM_PAIRS} pairs of blocks of {BLOCK_STEPS} steps; a step without takes {step_us / 1e3:.1f} ms of CPU time"
-    )
+    step_ms = statistics.median(block.all_ns for block in off) / BLOCK_STEPS / 1e6
+    print(f"{NUM_PAIRS} pairs of blocks of {BLOCK_STEPS} steps; without, a step takes {step_ms:.1f} ms of all CPU time")
     print(
         f"  remembered and recorded: {both_us:.0f} µs a step ({statistics.median(loop_us):.0f} in the loop, "
-        f"{statistics.median(writer_us):.0f} writing), {both_us / step_us:.2%} of that"
+        f"{statistics.median(writer_us):.0f} writing), {both_us * 1e3 / STEP_NS:.2%} of {STEP_NS / 1e6:.0f} ms"
     )
-    print(f"  which is {both_us / (STEP_NS / 1e3):.2%} of a step of {STEP_NS // 1_000_000} ms")
     logs = [math.log(a.all_ns / b.all_ns) for a, b in zip(on, off, strict=True)]
     half = STUDENT_T * statistics.stdev(logs) / math.sqrt(len(logs))
     low, middle, high = (math.exp(statistics.mean(logs) + side * half) - 1 for side in (-1, 0, 1))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
-from benchmarks.loadgen import Run
 from benchmarks.trial import Stage, read_options
-from benchmarks.workloads import Dice, Kind, burst, in_order_of_time
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, StepEvent
+from everystop.sim.workloads import Dice, Kind, burst, in_order_of_time
+from everystop.trial.http_load import Run
 
 LEAST_BURST, BURST_TIMES = 128, 3
 

@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loadgen import Record, Run, Target, report, run_load
+from benchmarks.loadgen import report
 from benchmarks.local_server import LocalServer, difference
-from benchmarks.workloads import DEFAULT_SEED, make_workload
+from everystop.sim.workloads import DEFAULT_SEED, make_workload
+from everystop.trial.http_client import Record, Target
+from everystop.trial.http_load import Run, run_load
 
 WORKLOADS = ("single", "uniform", "prefill", "chat", "shared", "calm", "stall")
 BUDGETS = (64, 128, 256, 512)

@@ -21,9 +21,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loadgen import Run, Target, percentile, run_load
 from benchmarks.local_server import LocalServer, difference
-from benchmarks.workloads import Dice, Job, Workload, make_workload
+from everystop.observe.distribution import percentile
+from everystop.sim.workloads import Dice, Job, Workload, make_workload
+from everystop.trial.http_client import Target
+from everystop.trial.http_load import Run, run_load
 
 POLICIES = ("continuous", "static", "static-padded")
 OPTIONS = ("--max-num-seqs", "16", "--batch-wait-ms", "100")

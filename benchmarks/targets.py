@@ -22,10 +22,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loadgen import Run, Target, percentile, run_load
 from benchmarks.local_server import LocalServer, difference
 from benchmarks.straggler import spread
-from benchmarks.workloads import DEFAULT_SEED, Workload, make_workload
+from everystop.observe.distribution import percentile
+from everystop.sim.workloads import DEFAULT_SEED, Workload, make_workload
+from everystop.trial.http_client import Target
+from everystop.trial.http_load import Run, run_load
 
 OPTIONS = ("--max-num-seqs", "32")
 BUDGETS = (32, 64, 96, 128, 192, 256, 512)

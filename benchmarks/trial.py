@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.loadgen import Run, Target, run_load
 from benchmarks.local_server import LocalServer
-from benchmarks.workloads import Dice, Kind, Workload, burst, in_order_of_time
 from everystop.cli import settings
 from everystop.config import Config
 from everystop.core.events import ArrivalEvent, Event
 from everystop.sim.record import Record
 from everystop.sim.replay import recorded_events
+from everystop.sim.workloads import Dice, Kind, Workload, burst, in_order_of_time
+from everystop.trial.http_client import Target
+from everystop.trial.http_load import Run, run_load
 
 HEADER = "x-tenant"
 WARM_UP = Kind(prompt=(20, 40), output=(8, 16))

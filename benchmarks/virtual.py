@@ -10,9 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.loadgen import Record, Run, Usage
 from benchmarks.trial import Tenancy, Trial, read_options
-from benchmarks.workloads import Job, Workload
 from everystop.assembly import Capacity, build_scheduler, plans_by_time
 from everystop.config import Config
 from everystop.core.errors import RequestError
@@ -24,6 +22,9 @@ from everystop.engine.loop import StepLoop
 from everystop.runner.simulated import SimulatedRunner
 from everystop.sim.clock import Clock
 from everystop.sim.cost import StepCost
+from everystop.sim.workloads import Job, Workload
+from everystop.trial.http_client import Record, Usage
+from everystop.trial.http_load import Run
 
 NS_PER_S = 10**9
 

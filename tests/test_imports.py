@@ -42,7 +42,9 @@ ALLOWED = {
         "everystop.core.events",
         "everystop.core.request:FinishReason",
         "everystop.core.step_time",  # time that a step took is divided by what is known of step times
+        "everystop.observe.comparison",
         "everystop.observe.history",
+        "everystop.observe.slot_use",
         DURATIONS,
         ERRORS,
     },
@@ -52,6 +54,15 @@ ALLOWED = {
         "everystop.core.step_time_fit",
         "everystop.observe.queue",
     },
+    # A comparison holds histories, and can be read back from a file.
+    "everystop.observe.history_data": {
+        "everystop.core.events",
+        "everystop.core.request:FinishReason",
+        "everystop.core.step_time",
+        "everystop.observe.history",
+    },
+    "everystop.observe.comparison": {DURATIONS, "everystop.observe.history", "everystop.observe.history_data"},
+    "everystop.observe.slot_use": {"everystop.core.events", "everystop.observe"},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
     "everystop.observe.recorder": {
         "everystop.observe.history:Client",
@@ -129,8 +140,54 @@ ALLOWED = {
         "everystop.runner.simulated",
         PROTOCOL,
     },
+    # Runs workloads on engines that it builds itself, or as a client of a server; what comes out is `observe`'s.
+    "everystop.trial": {"everystop.observe", "everystop.sim.workloads", ERRORS, DURATIONS},
+    "everystop.trial.bench": {
+        *STARTERS,
+        NATIVE,
+        "everystop.core.plan",
+        "everystop.engine.engine",
+        PROTOCOL,
+    },
+    "everystop.trial.on_engine": {
+        "everystop.core.events",
+        "everystop.engine",
+        "everystop.observe",
+        "everystop.sim.workloads",
+        PARAMS,
+        ERRORS,
+        DURATIONS,
+    },
+    # The engine's parts without an engine: a scheduler, and a cost model in place of the model.
+    "everystop.trial.virtual": {
+        "everystop.assembly",
+        "everystop.config",
+        "everystop.core",
+        "everystop.engine.loop",
+        "everystop.observe",
+        "everystop.runner.simulated",
+        "everystop.sim",
+        "everystop.trial",
+    },
+    # Measures by trials, on engines and in virtual time; what it draws and says are views of histories.
+    "everystop.claims": {
+        NATIVE,
+        "everystop.config",
+        "everystop.core.events",
+        "everystop.core.step_time",
+        "everystop.model.spec",
+        "everystop.observe",
+        "everystop.sim",
+        "everystop.trial",
+        DURATIONS,
+        ERRORS,
+    },
+    "everystop.trial.traced": {"everystop.sim.traces", "everystop.sim.workloads", DURATIONS},
     "everystop.cli": {
         "everystop.core.policy:POLICIES",
+        "everystop.core.policy:honouring",
+        "everystop.claims",
+        "everystop.trial",
         "everystop.server",
         "everystop.engine",
         "everystop.model",
@@ -212,6 +269,10 @@ def test_imports_point_one_way() -> None:
         ("everystop.observe.metrics", "everystop.core.scheduler", None),
         ("everystop.runner", "everystop.runner.native", None),
         ("everystop.sim.clock", "everystop.engine.engine", None),
+        ("everystop.trial.http_client", "everystop.engine.engine", None),
+        ("everystop.observe.comparison", "everystop.trial.repeats", None),
+        ("everystop.trial.repeats", "everystop.claims.lab", None),
+        ("everystop.claims.lab", "everystop.engine.engine", None),
     ],
 )
 def test_contract_refuses_what_the_design_forbids(importer: str, imported: str, name: str | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from everystop.config import Config
 from everystop.core.errors import ConfigError
@@ -18,8 +19,12 @@ from everystop.machine import allowed_memory_bytes, default_num_threads
 from everystop.model.spec import DecoderSpec
 from everystop.model.weights import LoadedModel
 from everystop.observe.recorder import Recorder
+from everystop.runner import ModelRunner
 from everystop.runner.calibration import Room, measure_step_times
 from everystop.scheduling import policy_settings, scheduler_limits
+
+if TYPE_CHECKING:
+    from everystop.runner.native import NativeRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,17 +127,8 @@ def num_threads(config: Config) -> int:
     return config.threads or default_num_threads()
 
 
-def build_engine(
-    config: Config,
-    loaded: LoadedModel,
-    *,
-    eos_token_ids: Sequence[int],
-    num_valid_tokens: int,
-    make_text_decoder: Callable[[], TextDecoder],
-) -> tuple[Engine, Capacity, Recorder | None]:
-    """Runner, scheduler and engine over loaded weights, and the recorder if there is to be a record; the engine is not
-    started, and closes the record when it stops.
-    """
+def build_runner(config: Config, loaded: LoadedModel, num_valid_tokens: int) -> tuple[NativeRunner, Capacity]:
+    """The native runner over loaded weights, and what its KV cache holds."""
     from everystop.runner.native import NativeRunner, bytes_per_block
 
     capacity = plan_capacity(config, loaded.spec, bytes_per_block(loaded.spec, config.block_size, loaded.dtype))
@@ -145,15 +141,35 @@ def build_engine(
         num_threads=num_threads(config),
         num_valid_tokens=num_valid_tokens,
     )
-    step_times = UNKNOWN_STEP_TIMES
-    if plans_by_time(config):
-        room = Room(
-            num_blocks=capacity.num_blocks,
-            block_size=capacity.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-        )
-        step_times = measure_step_times(runner, room)
+    return runner, capacity
+
+
+def known_step_times(config: Config, capacity: Capacity, runner: ModelRunner) -> StepTimeModel:
+    """Step times measured on a runner on which nothing runs, where steps are planned by time; else unknown ones."""
+    if not plans_by_time(config):
+        return UNKNOWN_STEP_TIMES
+    room = Room(
+        num_blocks=capacity.num_blocks,
+        block_size=capacity.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
+    return measure_step_times(runner, room)
+
+
+def build_engine(
+    config: Config,
+    loaded: LoadedModel,
+    *,
+    eos_token_ids: Sequence[int],
+    num_valid_tokens: int,
+    make_text_decoder: Callable[[], TextDecoder],
+) -> tuple[Engine, Capacity, Recorder | None]:
+    """Runner, scheduler and engine over loaded weights, and the recorder if there is to be a record; the engine is not
+    started, and closes the record when it stops.
+    """
+    runner, capacity = build_runner(config, loaded, num_valid_tokens)
+    step_times = known_step_times(config, capacity, runner)
     recorder = open_recorder(config)
     engine = Engine(
         build_scheduler(config, capacity, recorder, step_times),

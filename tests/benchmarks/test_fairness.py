@@ -19,13 +19,14 @@ from benchmarks.fairness import (
     ttft_ms,
     verdicts,
 )
-from benchmarks.loadgen import Record, Run
 from benchmarks.trial import Tenancy, read_options
 from benchmarks.virtual import VirtualStage
-from benchmarks.workloads import Kind
 
 from everystop.sim.cost import CostModel
+from everystop.sim.workloads import Kind
 from everystop.tenants import read_tenants
+from everystop.trial.http_client import Record
+from everystop.trial.http_load import Run
 
 WEIGHTS = {"a": 1.0, "b": 3.0}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from benchmarks.loadgen import Record, Run
 from benchmarks.prediction import (
     CLIENTS,
     chats,
@@ -20,6 +19,8 @@ from benchmarks.prediction import (
 from everystop.core.step_time import StepFeatures
 from everystop.sim.cost import CostModel
 from everystop.sim.fit import TimedStep
+from everystop.trial.http_client import Record
+from everystop.trial.http_load import Run
 
 
 def timed(num_tokens: int, prefill_pairs: int, execute_ns: int) -> TimedStep:

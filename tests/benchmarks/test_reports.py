@@ -6,10 +6,11 @@ import itertools
 from typing import Any
 
 import pytest
-from benchmarks.loadgen import Record, Run
 from benchmarks.local_server import difference, read_counters
 
 from benchmarks import serving, straggler
+from everystop.trial.http_client import Record
+from everystop.trial.http_load import Run
 
 METRICS = """\
 # HELP everystop_steps_total Steps executed

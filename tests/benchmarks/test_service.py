@@ -7,16 +7,17 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from benchmarks.loadgen import Record, Run, Usage
 from benchmarks.service import Gaps, bound, measure_capacity, served, widest_gap
 from benchmarks.virtual import VirtualStage
-from benchmarks.workloads import Dice, Kind, burst, in_order_of_time, make_workload, poisson
 
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, StepEvent
 from everystop.core.plan import StepPlan
 from everystop.core.request import FinishReason
 from everystop.core.rows import Row
 from everystop.sim.cost import CostModel
+from everystop.sim.workloads import Dice, Kind, burst, in_order_of_time, make_workload, poisson
+from everystop.trial.http_client import Record, Usage
+from everystop.trial.http_load import Run
 
 KIND = Kind(prompt=(20, 60), output=(40, 80))
 COST = CostModel(step_ns=5e6, token_ns=2e5)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from benchmarks.loadgen import Record, Run, Usage
 from benchmarks.targets import best_budget, figures, out_of_reach_check, table, verdicts
+
+from everystop.trial.http_client import Record, Usage
+from everystop.trial.http_load import Run
 
 COUNTED = {
     "computed_prompt_tokens": 100.0,

@@ -11,7 +11,20 @@ import sys
 from collections.abc import Sequence
 
 from everystop import __version__
-from everystop.cli import batch, calibrate, explain, plan, pull, replay, serve, simulate, top, trace
+from everystop.cli import (
+    batch,
+    calibrate,
+    claims,
+    compare,
+    explain,
+    plan,
+    pull,
+    replay,
+    serve,
+    simulate,
+    top,
+    trace,
+)
 from everystop.core.errors import ConfigError, EverystopError
 
 EPILOG = "In a clone, `./everystop test` runs the linters and the tests."
@@ -21,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status: 0 done, 1 failed, 2 called wrongly, 130 interrupted."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
+    arguments.words = list(sys.argv[1:] if argv is None else argv)
     try:
         return int(arguments.run(arguments))
     except EverystopError as error:
@@ -40,6 +54,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"everystop {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, pull, batch, top, explain, simulate, plan, calibrate, replay, trace):
+    for command in (serve, pull, batch, compare, claims, top, explain, simulate, plan, calibrate, replay, trace):
         command.add_parser(commands)
     return parser

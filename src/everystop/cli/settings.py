@@ -123,6 +123,11 @@ def as_argparse_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def make_config(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Config:
     """The validated `Config` of a command; raises `ConfigError` that names the source and the value."""
+    return Config(**given_values(arguments, environment))
+
+
+def given_values(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The fields of `Config` that flags, environment or file set; raises `ConfigError` as `make_config`."""
     values: dict[str, Any] = {}
     path = getattr(arguments, "config", None) or environment.get(f"{ENVIRONMENT_PREFIX}CONFIG")
     if path:
@@ -132,7 +137,7 @@ def make_config(arguments: argparse.Namespace, environment: Mapping[str, str] = 
     values |= {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if is_set(name, value)
     }
-    return Config(**values)
+    return values
 
 
 def is_set(name: str, value: Any) -> bool:

@@ -84,10 +84,7 @@ def add_trace_options(group: Any) -> None:
     """What is read, and how it is changed."""
     add = group.add_argument
     add("--trace", metavar="FILE", type=Path, required=True, help="requests with arrival times and lengths")
-    add("--format", help=f"{', '.join(FORMATS)} (default: as the first line looks)")
-    add("--scale-lengths", metavar="X", type=float, default=1.0, help="multiply all lengths by X (default: 1)")
-    add("--dilate-time", metavar="Y", type=float, default=1.0, help="multiply times between arrivals by Y (default: 1)")
-    add("--limit", metavar="N", type=int, help="read only the first N requests")
+    add_trace_changes(group)
     add(
         "--max-tokens",
         metavar="N",
@@ -95,6 +92,15 @@ def add_trace_options(group: Any) -> None:
         help="tokens that every request asks for; its output still ends where the trace says (default: the longest "
         "output of the trace; of a pipe, as many as fit)",
     )
+
+
+def add_trace_changes(group: Any) -> None:
+    """How a trace is read."""
+    add = group.add_argument
+    add("--format", help=f"{', '.join(FORMATS)} (default: as the first line looks)")
+    add("--scale-lengths", metavar="X", type=float, default=1.0, help="multiply all lengths by X (default: 1)")
+    add("--dilate-time", metavar="Y", type=float, default=1.0, help="multiply times between arrivals by Y (default: 1)")
+    add("--limit", metavar="N", type=int, help="read only the first N requests")
 
 
 def add_slo_options(group: Any) -> None:

@@ -145,7 +145,7 @@ class Scheduler:
             if not self.siblings.has(request.group_id):
                 self.policy.check_add(request, self._look(now_ns))
         except RequestError as error:
-            self.note_refusal(request, error, now_ns)
+            self._refuse(request, error, now_ns)
             raise
         self.requests[request.request_id] = request
         self.siblings.join(request)
@@ -153,7 +153,10 @@ class Scheduler:
         self._start_waiting(request, now_ns)
 
     def note_refusal(self, request: Request, error: RequestError, now_ns: int) -> None:
-        """Record that a request was refused, here or by whoever asks, before it was taken."""
+        """Record that whoever asks has refused a request before it came here."""
+        self._refuse(request, error, now_ns)
+
+    def _refuse(self, request: Request, error: RequestError, now_ns: int) -> None:
         self._events.append(RefuseEvent(now_ns, request.request_id, type(error).__name__, request.tenant))
 
     def _start_waiting(self, request: Request, now_ns: int) -> None:

@@ -72,7 +72,7 @@ LABELS = {
     Cause.SAMPLING: "sampling",
     Cause.SKIPPED: "on board, left out of steps",
     Cause.PREEMPTED: "preempted, until caught up",
-    Cause.HOST: "between its steps",
+    Cause.HOST: "scheduling and hand-over",
     Cause.DELIVERY: "detokenised and delivered",
     Cause.UNATTRIBUTED: "not known any more",
 }

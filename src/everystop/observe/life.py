@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from everystop.core.events import AdmitEvent, PreemptEvent, WaitEvent
 from everystop.observe.causes import Cause
 from everystop.observe.history import History, StepRecord, Trail
-from everystop.observe.queue import Queue
+from everystop.observe.reasons import reasons
 from everystop.observe.step_share import StepShare, share_of
 
 
@@ -140,9 +139,7 @@ class _Cutter:
         """All pieces."""
         trail, life = self._trail, self._life
         if trail.client is not None:
-            self._to(trail.client.submitted_ns, Cause.RECEIVE)
-        first = trail.arrival or trail.refusal
-        self._to(life.end_ns if first is None else first.now_ns, Cause.STEP_RUNNING)
+            self._hand_over(trail.client.submitted_ns)
         if trail.arrival is not None:
             self._wait_to_board()
             if trail.admits:
@@ -165,6 +162,18 @@ class _Cutter:
         return self._life.end_ns if finish is None else finish.now_ns
 
     # ---------------------------------------------------------------- waiting
+
+    def _hand_over(self, submitted_ns: int) -> None:
+        """Until the engine has taken it, which it does between two steps."""
+        self._to(submitted_ns, Cause.RECEIVE)
+        first = self._trail.arrival or self._trail.refusal
+        if first is None:
+            self._to(self._life.end_ns, Cause.STEP_RUNNING)
+            return
+        landed = self._history.steps_between_ns(submitted_ns, first.now_ns)
+        if landed:
+            self._to(landed[-1].now_ns, Cause.STEP_RUNNING)
+        self._to(first.now_ns, Cause.HOST)
 
     def _wait_to_board(self) -> None:
         trail = self._trail
@@ -274,45 +283,3 @@ class _Cutter:
     def _num_prompt_tokens(self) -> int:
         arrival = self._trail.arrival
         return 0 if arrival is None else arrival.num_prompt_tokens
-
-
-def reasons(history: History, trail: Trail, until_ns: int) -> Iterator[tuple[int, WaitEvent | None]]:
-    """Why a request waited, from its arrival to that time: (until when, the scheduler's reason).
-
-    None is a step that was running when it came: nobody had been asked whether it could board.
-    """
-    arrival, request_id = trail.arrival, trail.request_id
-    assert arrival is not None
-    queue = Queue(trail.ahead)
-    queue.observe(arrival)
-    wait, at_ns = queue.reason_of(request_id), arrival.now_ns
-    acts = history.acts_between_ns(arrival.now_ns, until_ns)
-    first = next((i + 1 for i, act in enumerate(acts) if act is arrival), 0)
-    for act in acts[first:]:
-        if isinstance(act, AdmitEvent) and act.request_id == request_id:
-            break
-        ready_ns = _prompt_ready_ns(history, queue, request_id, at_ns, act.now_ns)
-        if ready_ns is not None:
-            yield ready_ns, wait
-            wait = queue.reason_of(request_id)
-        queue.observe(act)
-        at_ns = act.now_ns
-        if queue.reason_of(request_id) is not wait:
-            yield at_ns, wait
-            wait = queue.reason_of(request_id)
-    ready_ns = _prompt_ready_ns(history, queue, request_id, at_ns, until_ns)
-    if ready_ns is not None:
-        yield ready_ns, wait
-        wait = queue.reason_of(request_id)
-    yield until_ns, wait
-
-
-def _prompt_ready_ns(history: History, queue: Queue, request_id: int, after_ns: int, until_ns: int) -> int | None:
-    """When a sibling's prompt was computed for which the request waits, between the two times; tells the queue so."""
-    if request_id not in queue.parked:
-        return None
-    for record in history.steps_between_ns(after_ns, until_ns):
-        queue.land(record.request_ids, record.starts, record.nums)
-        if request_id not in queue.parked:
-            return record.now_ns
-    return None

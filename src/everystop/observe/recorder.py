@@ -7,7 +7,8 @@ A record is gzip-compressed JSON, one array or object a line:
      and the fields of PolicySettings: "batch_wait_ns": 0, ..., "shares": {tenant's number: {...}, ...}}
     ["add", now_ns, request_id, group_id, choice_index, num_prompt_tokens, max_tokens, min_tokens, n, num_stop_ids,
             tenant, priority, and if it has targets of its own: ttft_target_ns, itl_target_ns]
-    ["refuse", ... the same ...]
+    ["refuse", ... the same ...]      by the scheduler
+    ["decline", ... the same ...]     by whoever asks, before the scheduler saw it
     ["abort", now_ns, request_id]
     ["schedule", now_ns, num_rows, num_tokens, fingerprint of the plan]
     ["update", now_ns, execute_ns, rows, request_ids whose stop string was found, and if it is known: sample_ns]
@@ -54,6 +55,7 @@ log = logging.getLogger("everystop.recorder")
 CALLS_PER_BATCH = 256
 KEY_DIGITS = 32
 _PLAIN = SamplingParams()
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Recorder:
@@ -93,6 +95,10 @@ class Recorder:
     def refused(self, request: Request, now_ns: int) -> None:
         """A request arrives in vain."""
         self._note("refuse", now_ns, request)
+
+    def declined(self, request: Request, now_ns: int) -> None:
+        """A request is turned away before."""
+        self._note("decline", now_ns, request)
 
     def aborted(self, request_id: int, now_ns: int) -> None:
         """A client is gone."""
@@ -149,8 +155,7 @@ class Recorder:
             self._write([["client", client.first_request_id, client.num, client.name, *times, *extra]])
 
     def _write(self, lines: Iterable[Any]) -> None:
-        for line in lines:
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.write("".join([_encode(line) + "\n" for line in lines]))
         self._file.flush()
 
 
@@ -172,7 +177,7 @@ class _Formatter:
         kind, *arguments = call
         if kind == "header":
             return arguments
-        if kind in ("add", "refuse"):
+        if kind in ("add", "refuse", "decline"):
             return [self._add(kind, *arguments), *self._prompt_of(arguments[1])]
         if kind == "abort":
             return [list(call), *self._ends_of(arguments[1:])]

@@ -103,17 +103,17 @@ def _ahead(story: Story, cause: Cause) -> str:
     return f"{who(wait.request_id, story.name_of)} ahead of it"
 
 
-def _all_slots(story: Story, cause: Cause) -> str:
-    """The slots that were in use meanwhile, as a subject with its verb."""
-    pieces = [piece for piece in story.life.pieces if piece.cause is cause]
-    num = culprits.num_slots_taken(story.history, pieces)
-    return "the slot was" if num == 1 else f"all {num:,} slots were" if num else "all slots were"
+def _num_slots(story: Story, cause: Cause) -> int:
+    """How many slots were in use meanwhile; 0 where no step ended."""
+    return culprits.num_slots_taken(story.history, [piece for piece in story.life.pieces if piece.cause is cause])
 
 
 def _no_slot(story: Story, cause: Cause, until_ns: int) -> str:
+    num = _num_slots(story, cause)
+    taken = "the slot was taken" if num == 1 else f"all {num:,} slots were taken" if num else "no slot was free"
     holder = culprits.slot_holder(story.history, story.life)
     until = "" if holder is None else f" until {story.culprit(holder)} ended"
-    return f"queued because {_all_slots(story, cause)} taken{until}"
+    return f"queued because {taken}{until}"
 
 
 def _no_blocks(story: Story, cause: Cause, until_ns: int) -> str:
@@ -129,9 +129,11 @@ def _token_budget(story: Story, cause: Cause, until_ns: int) -> str:
 
 
 def _batch_barrier(story: Story, cause: Cause, until_ns: int) -> str:
+    num = _num_slots(story, cause)
+    held = "slots were" if not num else "the slot was" if num == 1 else f"{num:,} slots were"
     culprit = culprits.straggler(story.history, story.life)
     waiting = "" if culprit is None else f" waiting for {story.culprit(culprit)}"
-    return f"queued because {_all_slots(story, cause)} held by a static batch{waiting}"
+    return f"queued because {held} held by a static batch{waiting}"
 
 
 def _tenant(text: str) -> Callable[[Story, Cause, int], str]:
@@ -203,7 +205,7 @@ PHRASES: dict[Cause, Callable[[Story, Cause, int], str]] = {
     Cause.SAMPLING: _plain("sampling"),
     Cause.SKIPPED: _skipped,
     Cause.PREEMPTED: _preempted,
-    Cause.HOST: _plain("between its steps (scheduling and hand-over)"),
+    Cause.HOST: _plain("in scheduling and hand-over"),
     Cause.DELIVERY: _plain("turning tokens into text and delivering it"),
     Cause.UNATTRIBUTED: _plain("of which nothing is remembered any more"),
 }

@@ -17,7 +17,7 @@ class Past:
     """
 
     def __init__(self, record: Record) -> None:
-        num_requests = sum(call[0] in ("add", "refuse") for call in record.calls)
+        num_requests = sum(call[0] in ("add", "refuse", "decline") for call in record.calls)
         self.history = History(num_finished=num_requests, max_bytes=sys.maxsize, step_times=record.step_times)
         self._clients = {request_id: client for client in record.clients for request_id in client.request_ids}
         self._num_new = 0

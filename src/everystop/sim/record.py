@@ -27,7 +27,7 @@ from everystop.observe.history import Client
 from everystop.runner.simulated import FILLER_TOKEN
 
 STOP_TOKEN = FILLER_TOKEN + 1
-CALLS = ("add", "refuse", "abort", "schedule", "update")
+CALLS = ("add", "refuse", "decline", "abort", "schedule", "update")
 
 
 class Prompt(NamedTuple):

@@ -75,6 +75,9 @@ class Redrive:
             return
         raise ValueError("it is not refused now")
 
+    def _decline(self, call: list[Any]) -> None:
+        self._scheduler.note_refusal(self._record.make_request(call, call[6]), RequestError(""), call[1])
+
     def _abort(self, call: list[Any]) -> None:
         self._scheduler.abort(call[2], call[1])
 

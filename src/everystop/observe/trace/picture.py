@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from everystop.observe.history import Client, History, StepRecord
-from everystop.observe.trace.queue import Queue
 from everystop.observe.trace.slots import SlotTracks, Span
 from everystop.observe.trace.tracks import Arguments, Canvas, Lanes, Pen, Picture, label, present
+from everystop.observe.trace.waits import Waits
 
 ROOT = 1
 """The number of the track that holds all others."""
@@ -27,7 +27,7 @@ def picture_of(history: History) -> Picture:
     records = history.steps.since(0)
     for record, span, num_prefill in zip(records, tracks.spans, tracks.num_prefill_tokens, strict=True):
         _draw_step(steps, record, span, num_prefill)
-    Queue(history).draw(canvas, queue)
+    Waits(history).draw(canvas, queue)
     tracks.draw(canvas, slots)
     _draw_clients(canvas, clients, sorted(history.clients.values(), key=lambda client: client.received_ns), history)
     _draw_counters(canvas, counters, records, tracks.spans)
@@ -48,6 +48,7 @@ def _draw_step(pen: Pen, record: StepRecord, span: Span, num_prefill: int) -> No
             ("recomputed_tokens", record.num_recomputed_tokens),
             ("wasted_rows", record.num_wasted_rows),
             ("execute_us", record.execute_ns // 1000),
+            ("sample_us", record.sample_ns // 1000),
             ("target_us", record.target_ns // 1000),
             ("predicted_us", record.predicted_ns // 1000),
         ]

@@ -7,7 +7,8 @@ import statistics
 from itertools import pairwise
 
 import pytest
-from benchmarks.workloads import (
+
+from everystop.sim.workloads import (
     FIRST_ID,
     LAST_ID,
     MAKERS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from heapq import merge
 from typing import NamedTuple
 
 from everystop.core.events import (
@@ -14,7 +15,8 @@ from everystop.core.events import (
     WaitEvent,
     WaitReason,
 )
-from everystop.observe.history import Act, History
+from everystop.observe.history import Act, History, StepRecord
+from everystop.observe.queue import Queue
 from everystop.observe.trace.slots import leaving
 from everystop.observe.trace.tracks import Arguments, Canvas, Lanes, Pen, label
 
@@ -43,7 +45,7 @@ class Wait:
     boards: bool = False
 
 
-class Queue:
+class Waits:
     """Follows the acts of a run; knows at each time who waits and why.
 
     The head of the queue has a reason of its own, and so have those whom the policy passes over for its sake; all
@@ -61,8 +63,15 @@ class Queue:
         self._head: Reason | None = None
         self._head_id = EVERYBODY
         self._prompts: dict[int, int] = {}
-        for act in history.acts.since(0):
-            self._take(act)
+        self._line = Queue()
+        self._parked: set[int] = set()
+        for item in merge(history.acts.since(0), history.steps.since(0), key=_order):
+            if isinstance(item, StepRecord):
+                self._line.land(item.request_ids, item.starts, item.nums)
+            else:
+                self._line.observe(item)
+                self._take(item)
+            self._unpark(item.now_ns)
         for wait in self._waiting.values():
             wait.end_ns = history.last_ns
         self._end_head(history.last_ns)
@@ -121,10 +130,18 @@ class Queue:
         name = reason.name if is_told else WaitReason.BEHIND.value
         is_behind = name == WaitReason.BEHIND.value
         for request_id in sorted(self._own) if is_behind and self._are_behind else [*self._waiting]:
-            if self._waiting[request_id].reasons[-1].name != WaitReason.FORK.value:
+            if request_id not in self._line.parked:
                 self._say(request_id, Reason(reason.now_ns, name))
         self._own.clear()
         self._shared, self._are_behind = (None if is_behind else reason), is_behind
+
+    def _unpark(self, now_ns: int) -> None:
+        """Those who need no longer wait for a sibling's prompt are in the line with the others."""
+        for request_id in sorted(self._parked - self._line.parked.keys()):
+            wait = self._waiting.get(request_id)
+            if wait is not None and wait.reasons[-1].name == WaitReason.FORK.value:
+                self._say(request_id, Reason(now_ns, WaitReason.BEHIND.value))
+        self._parked = set(self._line.parked)
 
     def _say(self, request_id: int, reason: Reason) -> None:
         wait = self._waiting.get(request_id)
@@ -152,6 +169,11 @@ class Queue:
         lanes = Lanes(canvas, "waiting", parent)
         for wait in self.waits:
             _draw_wait(lanes.pen(wait.start_ns, wait.end_ns), wait)
+
+
+def _order(item: Act | StepRecord) -> tuple[int, bool]:
+    """Acts of the time at which a step came back are before it, as in the events."""
+    return item.now_ns, isinstance(item, StepRecord)
 
 
 def _draw_wait(pen: Pen, wait: Wait) -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.loadgen import EventSplitter, Run, Target, distribution_ms, main, percentile, run_load
-from benchmarks.workloads import Job, Workload
-from tests.benchmarks.fake_server import (
+from benchmarks.loadgen import main
+from tests.trial.fake_server import (
     HEAD,
     LAST_CHUNK,
     ending,
@@ -21,6 +20,11 @@ from tests.benchmarks.fake_server import (
     text_event,
     whole_answer,
 )
+
+from everystop.observe.distribution import distribution_ms, percentile
+from everystop.sim.workloads import Job, Workload
+from everystop.trial.http_client import EventSplitter, Target
+from everystop.trial.http_load import LoadError, Run, run_load
 
 STREAM = b": a comment\n\ndata: one\n\ndata:two\r\n\r\nid: 7\ndata: three\ndata: lines\n\ndata: \xe2\x80\xa8\n\n"
 
@@ -249,7 +253,7 @@ def test_another_machine_is_not_loaded_unasked(capsys: pytest.CaptureFixture[str
 def test_no_server_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(SystemExit, match="no server at"):
+    with pytest.raises(LoadError, match="no server at"):
         run_load(make_workload(), Target(url=f"http://127.0.0.1:{port}"))
 
 

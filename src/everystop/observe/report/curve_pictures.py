@@ -1,0 +1,248 @@
+"""Curves over time (slots at work, tokens so far) and over requests (how durations are spread)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from everystop.observe.comparison import Run
+from everystop.observe.report.curves import (
+    Measure,
+    Points,
+    area,
+    averaged,
+    quantiles,
+    slots_at_work,
+    spread,
+    thinned,
+    tokens_so_far,
+)
+from everystop.observe.report.drawing import (
+    SMALL,
+    TEXT,
+    TITLE,
+    colour_of,
+    dress,
+    matplotlib,
+    movable,
+    size_px,
+    text_px,
+    time_axis,
+)
+from everystop.observe.report.grammar import LIGHT, Stroke, Theme, strokes
+from everystop.observe.report.words import in_time, significant
+
+MAX_POINTS = 500
+NUM_MARKS = 9
+QUANTILE_LINE = 18.0  # pixels
+LOG_SPAN = 30.0  # a wider range than this is drawn on a log scale
+HEADROOM = 1.2
+
+
+def occupancy(runs: Sequence[Run], axes: Any, theme: Theme = LIGHT, *, end_s: float | None = None) -> None:
+    """How many slots do useful work over time, and the area between the first two runs while the second one lasts, in
+    slot-seconds: the work that it has done sooner. Runs need a history.
+    """
+    end_s = end_s or max(run.duration_s for run in runs)
+    dress(axes, theme, y="slots at work", grid="y")
+    time_axis(axes, theme, end_s)
+    most = max(run.max_num_seqs for run in runs)
+    axes.set_ylim(0, most * HEADROOM)
+    bin_s = 3.0 * end_s / size_px(axes)[0]
+    whole = {run.policy: slots_at_work(run) for run in runs}
+    curves = {policy: averaged(points, bin_s) for policy, points in whole.items()}
+    if len(runs) > 1:
+        _between(runs, whole, curves, axes, theme)
+    styles = strokes(tuple(run.policy for run in runs))
+    for run in runs:
+        _line(axes, curves[run.policy], styles[run.policy], theme, step=True)
+    _key(axes, [run.policy for run in runs], theme)
+
+
+def _between(
+    runs: Sequence[Run], whole: Mapping[str, Points], curves: Mapping[str, Points], axes: Any, theme: Theme
+) -> None:
+    """Fill what lies between the first two curves, and say how much it is."""
+    first, second = runs[0], runs[1]
+    end_s = whole[second.policy][-1][0]
+    ahead = area(whole[second.policy], 0, end_s) - area(whole[first.policy], 0, end_s)
+    times = sorted({x for points in curves.values() for x, _ in points if x <= end_s})
+    ys = [[area_value(curves[run.policy], at_s) for at_s in times] for run in (first, second)]
+    fill = axes.fill_between(times, *ys, step="post", facecolor=theme.grid, edgecolor="none", alpha=0.9)
+    movable(fill, theme)
+    side = "more" if ahead >= 0 else "fewer"
+    words = f"{significant(abs(ahead))} slot-seconds {side} under {second.policy}"
+    end = f"by its end at {in_time(end_s)}"
+    words += (" " if text_px(words + end) < size_px(axes)[0] else "\n") + end
+    axes.text(0.01, 0.985, words, color=theme.ink, fontsize=SMALL, ha="left", va="top", transform=axes.transAxes)
+
+
+def area_value(points: Points, at_s: float) -> float:
+    """The value of a step curve at a time."""
+    value = 0.0
+    for x, y in points:
+        if x > at_s:
+            break
+        value = y
+    return value
+
+
+def cumulative_tokens(runs: Sequence[Run], axes: Any, theme: Theme = LIGHT, *, end_s: float | None = None) -> None:
+    """Output tokens so far over time; the horizontal gap is the time saved, marked at the end and half way."""
+    end_s = end_s or max(run.duration_s for run in runs)
+    dress(axes, theme, y="output tokens", grid="y")
+    time_axis(axes, theme, end_s)
+    styles = strokes(tuple(run.policy for run in runs))
+    curves = {run.policy: tokens_so_far(run) for run in runs}
+    most = max((points[-1][1] for points in curves.values()), default=0.0)
+    axes.set_ylim(0, max(most, 1.0) * HEADROOM)
+    if len(runs) > 1:
+        for share in (0.5, 1.0):
+            _gap(curves[runs[0].policy], curves[runs[1].policy], share * most, axes, theme)
+    for run in runs:
+        _line(axes, thinned(curves[run.policy], MAX_POINTS), styles[run.policy], theme, step=True)
+    _key(axes, [run.policy for run in runs], theme)
+
+
+def _gap(first: Points, second: Points, level: float, axes: Any, theme: Theme) -> None:
+    """A double arrow between the times at which both have reached the level, with its length."""
+    times = [x for points in (first, second) if (x := _reached(points, level)) is not None]
+    if len(times) < 2 or abs(times[0] - times[1]) < 0.02 * axes.get_xlim()[1]:
+        return
+    early_s, late_s = sorted(times)
+    arrow = {"arrowstyle": "<->", "color": theme.ink, "lw": 1.3, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", (early_s, level), (late_s, level), arrowprops=arrow, zorder=5)
+    near_right = late_s > 0.9 * axes.get_xlim()[1]
+    style = {
+        "color": theme.ink,
+        "fontsize": SMALL,
+        "ha": "right" if near_right else "center",
+        "va": "bottom",
+        "zorder": 6,
+    }
+    axes.annotate(
+        f"{in_time(late_s - early_s)} {'sooner' if times[1] < times[0] else 'later'}",
+        (late_s if near_right else (late_s + early_s) / 2, level),
+        (0, 6),
+        textcoords="offset points",
+        bbox={"facecolor": theme.page, "edgecolor": "none", "pad": 1.0},
+        **style,
+    )
+
+
+def _reached(points: Points, level: float) -> float | None:
+    """When the curve first comes to the level, to half a token."""
+    return next((x for x, y in points if y >= level - 0.5), None) if level > 0 else None
+
+
+def distribution(runs: Mapping[str, Sequence[Run]], measure: Measure, axes: Any, theme: Theme = LIGHT) -> bool:
+    """The share of requests (of gaps, for ITL) with at most that duration, all repeats of a policy together, with marks
+    at p50, p95 and p99; a log scale where the values span more than 30 times. False where there is nothing to draw.
+    """
+    values = {policy: [v for run in of_policy for v in measure.values(run)] for policy, of_policy in runs.items()}
+    values = {policy: found for policy, found in values.items() if found}
+    if not values:
+        return False
+    low = min(min(found) for found in values.values())
+    high = max(max(found) for found in values.values())
+    is_log = low > 0 and high / low > LOG_SPAN
+    scale = " (log scale)" if is_log else ""
+    dress(axes, theme, x=f"{measure.meaning}, s{scale}", grid="y")
+    pad = 8 + QUANTILE_LINE * len(values)
+    axes.set_title(measure.label, color=theme.ink, fontsize=TITLE, loc="left", fontweight="bold", pad=pad)
+    if is_log:
+        axes.set_xscale("log")
+        axes.set_xlim(low / 1.15, high * 1.15)
+    else:
+        axes.set_xlim(0, high * 1.06)
+    _plain_ticks(axes, is_log)
+    axes.set_ylim(0, 1.04)
+    axes.set_yticks([0.0, 0.5, 0.95], ["0", "p50", "p95"])
+    styles = strokes(tuple(runs))
+    for policy, found in values.items():
+        _spread(axes, found, styles[policy], theme)
+    _table_of_quantiles(axes, {policy: quantiles(found) for policy, found in values.items()}, styles, theme)
+    return True
+
+
+def _plain_ticks(axes: Any, is_log: bool) -> None:
+    ticker = matplotlib("ticker")
+    num = max(2, int(size_px(axes)[0] / 75))
+    if is_log:
+        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0,), numticks=num))
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(num))
+
+
+def _spread(axes: Any, values: Sequence[float], stroke: Stroke, theme: Theme) -> None:
+    """One policy's curve with a mark at each quantile."""
+    points = thinned(spread(values), MAX_POINTS)
+    colour = colour_of(stroke, theme)
+    xs, ys = [points[0][0], *(x for x, _ in points)], [0.0, *(y for _, y in points)]
+    axes.step(xs, ys, where="post", color=colour, lw=2.0, ls=stroke.dashes)
+    for percent, value in quantiles(values).items():
+        axes.plot(
+            [value],
+            [percent / 100],
+            marker=stroke.marker,
+            ms=7,
+            mfc=colour,
+            mec=theme.page,
+            mew=1.0,
+            ls="none",
+            zorder=4,
+        )
+
+
+def _table_of_quantiles(
+    axes: Any, found: Mapping[str, Mapping[int, float]], styles: Mapping[str, Stroke], theme: Theme
+) -> None:
+    """A line for each policy between the title and the curves."""
+    width, height = size_px(axes)
+    columns = [0.0, 0.37, 0.58, 0.79] if width < 380 else [0.0, 0.30, 0.50, 0.70]
+    for i, (policy, of_policy) in enumerate(reversed(list(found.items()))):
+        cells = [f"{styles[policy].glyph} {policy}", *(f"p{p} {in_time(v)}" for p, v in of_policy.items())]
+        for x, words in zip(columns, cells, strict=True):
+            style = {"color": theme.ink, "fontsize": SMALL, "va": "bottom", "transform": axes.transAxes}
+            axes.text(x, 1 + (4 + i * QUANTILE_LINE) / height, words, **style)
+
+
+def _line(axes: Any, points: Points, stroke: Stroke, theme: Theme, *, step: bool) -> None:
+    colour = colour_of(stroke, theme)
+    [line] = axes.plot(
+        [x for x, _ in points],
+        [y for _, y in points],
+        drawstyle="steps-post" if step else "default",
+        color=colour,
+        lw=2.0,
+        ls=stroke.dashes,
+        marker=stroke.marker,
+        ms=6,
+        mec=theme.page,
+        mew=0.8,
+        markevery=max(1, len(points) // NUM_MARKS),
+    )
+    movable(line, theme)
+
+
+def _key(axes: Any, policies: Sequence[str], theme: Theme) -> None:
+    """Which line is whose, above the axes on the right, each with its dashes and its mark."""
+    styles = strokes(tuple(policies))
+    line = matplotlib("lines").Line2D
+    handles = [
+        line([], [], color=colour_of(s, theme), ls=s.dashes, marker=s.marker, lw=2, ms=6, mec=theme.page, label=policy)
+        for policy, s in styles.items()
+    ]
+    axes.legend(
+        handles=handles,
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=len(handles),
+        frameon=False,
+        fontsize=TEXT,
+        labelcolor=theme.ink,
+        handlelength=3.2,
+        borderaxespad=0.2,
+    )

@@ -1,0 +1,119 @@
+"""What a report says first: one sentence, the three figures, and every loss beside them in the same size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from everystop.observe.comparison import Comparison
+from everystop.observe.comparison_text import in_words
+from everystop.observe.gains import Gain, Headline, headline
+from everystop.observe.report.use_picture import wasted_share
+from everystop.observe.report.words import in_time, listed, percent, significant
+
+BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
+MAX_LOSSES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One figure: what it is, how many times better or worse with its interval, and the medians behind it."""
+
+    title: str
+    verdict: str
+    times: str
+    interval: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """All that is said of one policy against the baseline."""
+
+    policy: str
+    baseline: str
+    sentence: str
+    cards: tuple[Card, ...]
+    num_more_losses: int
+
+
+def verdict(comparison: Comparison, policy: str) -> Verdict:
+    """What a policy gains and loses against the first one."""
+    said = headline(comparison, policy)
+    losses = _distinct(said)
+    figures = (*said.figures, *losses[:MAX_LOSSES])
+    return Verdict(
+        policy,
+        said.baseline,
+        " ".join(_sentences(comparison, said, losses)),
+        tuple(_card(gain) for gain in figures if gain.ratio is not None),
+        max(0, len(losses) - MAX_LOSSES),
+    )
+
+
+def _distinct(said: Headline) -> list[Gain]:
+    """Losses, worst first, without those of figures that have no ratio."""
+    return [gain for gain in said.losses if gain.ratio is not None]
+
+
+def _card(gain: Gain) -> Card:
+    words = in_words(gain.ratio)
+    times, _, rest = words.partition(" [")
+    kind = UNDECIDED
+    if gain.ratio is not None and (gain.ratio.is_decided or gain.ratio.low is None):
+        kind = BETTER if gain.ratio.mean >= 1 else WORSE
+    interval = f"95 % interval {rest.partition(']')[0].replace(', ', ' to ')}" if rest else "one repeat: no interval"
+    return Card(
+        gain.measure.title,
+        kind,
+        _whole(times.partition(" (")[0]),
+        interval,
+        _middle(gain.baseline, gain),
+        _middle(gain.values, gain),
+    )
+
+
+def _times(gain: Gain) -> str:
+    """How many times better or worse, without the interval."""
+    return _whole(in_words(gain.ratio).partition(" [")[0].partition(" (")[0])
+
+
+def _whole(words: str) -> str:
+    """Words that no line break tears apart."""
+    return words.replace(" ", "\u00a0")
+
+
+def _middle(values: Sequence[float], gain: Gain) -> str:
+    """The median over repeats, in the measure's unit."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return "–"
+    return f"{significant(median(known))} a second" if gain.measure.is_rate else in_time(median(known))
+
+
+def _sentences(comparison: Comparison, said: Headline, losses: Sequence[Gain]) -> list[str]:
+    by_name = {gain.measure.name: gain for gain in said.figures}
+    num = len(comparison.runs[0].requests)
+    durations = {
+        policy: median(run.duration_s for run in comparison.runs_of(policy)) for policy in (said.baseline, said.policy)
+    }
+    first = (
+        f"Same {num:,} request{'s' if num != 1 else ''}: {said.policy} finished in {in_time(durations[said.policy])} "
+        f"against {in_time(durations[said.baseline])} under {said.baseline}"
+    )
+    if (rate := by_name.get("output_throughput")) is not None and rate.ratio is not None:
+        first += f" (throughput {_whole(in_words(rate.ratio))})"
+    parts = [first]
+    if (ttft := by_name.get("ttft_p95")) is not None and ttft.ratio is not None:
+        parts.append(f"p95 TTFT was {_middle(ttft.values, ttft)} against {_middle(ttft.baseline, ttft)}")
+    wasted = wasted_share(comparison.runs_of(said.baseline))
+    if wasted >= 0.005:
+        parts.append(f"{percent(wasted)} of {said.baseline}'s slot time was held or padded")
+    sentences = ["; ".join(parts) + "."]
+    if losses:
+        named = [f"{gain.measure.title} ({_times(gain)})" for gain in losses[:3]]
+        sentences.append(f"Worse under {said.policy}: {listed(named)}.")
+    return sentences

@@ -1,0 +1,80 @@
+"""Runs a workload several times under each policy, in turns, and keeps what there is when it is interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from everystop.observe.comparison import Comparison, Run
+from everystop.sim.workloads import Workload
+from everystop.trial.interrupts import noted_interrupts
+
+WARM_UP_TOKENS = 32
+
+
+class Play(Protocol):
+    """Runs a workload once under a policy."""
+
+    def __call__(self, workload: Workload, policy: str, repeat: int, progress: Callable[[int, int], None]) -> Run: ...
+
+
+class Watcher(Protocol):
+    """Hears how far a comparison has come."""
+
+    def begin(self, policy: str, repeat: int | None) -> None:
+        """A run begins; the warm-up has no repeat."""
+        ...
+
+    def advance(self, num_over: int, num_all: int) -> None:
+        """So many of the run's requests are over."""
+        ...
+
+
+def warm_up_workload(workload: Workload, num_jobs: int) -> Workload:
+    """The first jobs all at once, with answers of at most 32 tokens: enough to touch memory and start threads. Their
+    prompts are reversed, so that no server's prefix cache learns those of the workload.
+    """
+    jobs = tuple(
+        replace(job, prompt=job.prompt[::-1], at_s=None, max_tokens=min(job.max_tokens, WARM_UP_TOKENS))
+        for job in workload.jobs[:num_jobs]
+    )
+    return Workload(workload.name, len(jobs), jobs)
+
+
+def compare(
+    workload: Workload,
+    policies: Sequence[str],
+    num_repeats: int,
+    play: Play,
+    watcher: Watcher,
+    *,
+    num_warm_up_jobs: int,
+    settings: Mapping[str, Any],
+) -> Comparison:
+    """Warm up, then A B A B …; on Ctrl-C the runs that are whole, or KeyboardInterrupt again if there is none."""
+    runs: list[Run] = []
+    try:
+        with noted_interrupts() as check:
+
+            def advance(num_over: int, num_all: int) -> None:
+                check()
+                watcher.advance(num_over, num_all)
+
+            watcher.begin(policies[-1], None)
+            play(warm_up_workload(workload, num_warm_up_jobs), policies[-1], 0, advance)
+            for repeat in range(num_repeats):
+                for policy in policies:
+                    watcher.begin(policy, repeat)
+                    runs.append(play(workload, policy, repeat, advance))
+                    check()
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+    return Comparison(
+        workload=workload.name,
+        policies=tuple(policies),
+        runs=tuple(runs),
+        settings=settings,
+        num_repeats_asked=num_repeats,
+    )

@@ -1,0 +1,266 @@
+"""`everystop compare`: its options, its files and its exit codes, on the hash model."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.core.hash_model import HashModelRunner
+from tests.trial.fake_server import fake_server, whole_answer
+from tests.trial.stand import make_engine, make_runner, stragglers
+
+from everystop import cli
+from everystop.cli.compare import command
+from everystop.config import Config
+from everystop.engine.engine import Engine
+from everystop.observe.comparison import from_json
+from everystop.sim.workloads import Workload
+
+TRACE = "arrival_s,input_tokens,output_tokens\n0,5,3\n0.01,40,4\n0.02,6,2\n"
+Command = Callable[..., Any]
+
+
+class FakeBench:
+    """A bench over the hash model; `configs` are those of the engines that were asked for."""
+
+    configs: list[Config]
+    num_valid_tokens = 30_000
+    runner_type: type[HashModelRunner] = HashModelRunner
+
+    def __init__(self, config: Config) -> None:
+        self._runner = make_runner()
+        FakeBench.configs = []
+
+    def engine(self, config: Config) -> Engine:
+        FakeBench.configs.append(config)
+        return make_engine(self._runner, config.policy, max_num_seqs=config.max_num_seqs)
+
+    def describe(self) -> dict[str, Any]:
+        return {"model_id": "hash"}
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variable in ("EVERYSTOP_CONFIG", "EVERYSTOP_POLICY", "EVERYSTOP_MAX_NUM_SEQS", "EVERYSTOP_API_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("everystop.trial.bench.Bench", FakeBench)
+    monkeypatch.chdir(tmp_path)
+    write(stragglers(), tmp_path / "w.jsonl")
+    (tmp_path / "t.csv").write_text(TRACE)
+
+
+def write(workload: Workload, path: Path) -> None:
+    path.write_text("\n".join(workload.lines()))
+
+
+@pytest.fixture
+def compare(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command with two repeats; returns report.json."""
+
+    def run(*words: str, code: int = 0) -> Any:
+        assert cli.main(["compare", "--out", "out", "--repeats", "2", *words]) == code
+        return json.loads(Path("out/report.json").read_text())
+
+    return run
+
+
+def test_a_workload_is_run_in_turns_and_reported(compare: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    data = compare("--workload", "w.jsonl", "--max-num-seqs", "4")
+    comparison = from_json(data["comparison"])
+    assert [(run.policy, run.repeat) for run in comparison.runs] == [
+        ("static", 0), ("continuous", 0), ("static", 1), ("continuous", 1)
+    ]  # fmt: skip
+    assert data["outputs"] == {"num_equal": 8, "different": [], "num_uncompared": 0}
+    assert data["by_policy"]["static"]["total_output_tokens"] == 2 * 90
+    assert data["by_policy"]["static"]["slots"]["num_slots"] == 4
+    steps = {policy: data["by_policy"][policy]["slots"]["num_steps"] for policy in ("static", "continuous")}
+    assert steps == {"static": 60, "continuous": 35}
+    assert data["settings"]["model_id"] == "hash"
+    assert data["settings"]["command"].endswith("--max-num-seqs 4")
+    assert data["settings"]["flags"] == {"max_num_seqs": 4}
+    shown = capsys.readouterr()
+    assert "continuous against static" in shown.out
+    assert "report.json" in shown.err
+
+
+def test_the_default_is_the_stragglers_at_their_own_number_of_slots(compare: Command) -> None:
+    data = compare("--repeats", "1", "--policies", "continuous")
+    assert data["workload"] == "straggler"
+    assert {config.max_num_seqs for config in FakeBench.configs} == {16}
+    assert [config.policy for config in FakeBench.configs] == ["continuous"] * 2
+    data = compare("--repeats", "1", "--policies", "continuous", "--max-num-seqs", "8")
+    assert data["settings"]["max_num_seqs"] == 8
+
+
+@pytest.mark.parametrize("policies", ["static-padded,continuous", "static,static-padded,shortest"])
+def test_any_policies_can_be_compared(compare: Command, policies: str) -> None:
+    data = compare("--workload", "w.jsonl", "--policies", policies, "--repeats", "1")
+    assert list(data["by_policy"]) == policies.split(",")
+    assert list(data["ratios"]) == policies.split(",")[1:]
+
+
+def test_a_trace_is_an_open_loop_unless_there_are_clients(compare: Command) -> None:
+    data = compare("--trace", "t.csv", "--dilate-time", "2", "--repeats", "1")
+    run = from_json(data["comparison"]).runs[0]
+    assert [line.scheduled_s for line in run.requests] == [0.0, 0.02, 0.04]
+    assert [(line.num_prompt_tokens, line.num_output_tokens) for line in run.requests] == [(5, 3), (40, 4), (6, 2)]
+    assert data["arrival_lag_ms"]["max"] >= 0
+    data = compare("--trace", "t.csv", "--clients", "2", "--limit", "2", "--repeats", "1")
+    run = from_json(data["comparison"]).runs[0]
+    assert [line.scheduled_s for line in run.requests] == [None, None]
+    assert data["by_policy"]["static"]["max_concurrency"] == 2
+
+
+def test_an_option_of_one_policy_reaches_that_one(compare: Command) -> None:
+    compare("--workload", "w.jsonl", "--policies", "static,fair-prefix", "--fair-quantum", "99", "--batch-wait-ms", "7")
+    found = {(config.policy, config.fair_quantum, config.batch_wait_ms) for config in FakeBench.configs}
+    assert found == {("static", None, 7), ("fair-prefix", 99, 50)}
+
+
+def test_a_file_made_for_serve_will_do(compare: Command) -> None:
+    Path("c.toml").write_text('policy = "shortest"\nrecord = "r.gz"\nport = 1\nmax-num-seqs = 3\n')
+    data = compare("--config", "c.toml", "--repeats", "1", "--preset", "straggler")
+    assert list(data["by_policy"]) == ["static", "continuous"]
+    assert {config.max_num_seqs for config in FakeBench.configs} == {3}
+    assert {config.record for config in FakeBench.configs} == {None}
+
+
+def test_outputs_that_differ_end_with_1(
+    compare: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = FakeBench.engine
+
+    def spoilt(self: FakeBench, config: Config) -> Engine:
+        engine = usual(self, config)
+        if config.policy == "continuous":
+            engine._eos_token_ids = tuple(range(32))
+        return engine
+
+    monkeypatch.setattr(FakeBench, "engine", spoilt)
+    jobs = tuple(json.dumps({**job.to_dict(), "ignore_eos": False}) for job in stragglers().jobs)
+    Path("w.jsonl").write_text("\n".join([json.dumps({"workload": "x", "num_clients": 8}), *jobs]))
+    data = compare("--workload", "w.jsonl", code=1)
+    assert data["outputs"]["different"]
+    assert "OUTPUTS DIFFER" in capsys.readouterr().out
+
+
+def test_requests_that_fail_are_counted_and_end_with_1(compare: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("t.csv").write_text(TRACE + "0.03,900,1\n")
+    data = compare("--trace", "t.csv", "--repeats", "1", code=1)
+    assert data["num_errors"] == 2
+    assert data["by_policy"]["static"]["failed"] == 1
+    assert "ERRORS: 2 requests failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--preset", "nobody"], "choose one of straggler, chat"),
+        (["--workload", "none.jsonl"], "cannot be read"),
+        (["--limit", "3"], "no effect without --trace"),
+        (["--trace", "t.csv", "--workload-seed", "3"], "no effect on a file"),
+        (["--trace", "t.csv", "--clients", "3", "--dilate-time", "2"], "no effect with --clients"),
+        (["--clients", "0"], "at least 1"),
+        (["--slo-ttft-ms", "-3"], "--slo-ttft-ms is -3"),
+        (["--seed", "3"], "no effect on greedy"),
+        (["--temperature", "-1"], "must be 0 to 100"),
+        (["--repeats", "0"], "must be 1 to"),
+        (["--policies", "static,fastest"], "'fastest'"),
+        (["--policies", "static,static"], "twice"),
+        (["--policies", "continuous", "--batch-wait-ms", "3"], "--batch-wait-ms needs --policy static"),
+        (["--api-key", "x"], "concern --url"),
+        (["--url", "https://127.0.0.1:1"], "must be http://"),
+        (["--url", "http://192.0.2.1:8000"], "--allow-remote"),
+        (["--url", "http://127.0.0.1:1", "--max-num-seqs", "3"], "--max-num-seqs has no effect with --url"),
+        (["--url", "http://127.0.0.1:1", "--policies", "a,b"], "give the one name"),
+        (["--config", "none.toml"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["compare", "--out", "out", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_damaged_workload_is_named_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    head = '{"workload": "w", "num_clients": 1}\n'
+    for text, said in (
+        ("", "no requests"),
+        (head, "no requests"),
+        ("[1]\n", "line 1"),
+        (head + '{"prompt": [], "max_tokens": 1}\n', "line 2: the prompt must hold"),
+        (head + '{"prompt": [1.5], "max_tokens": 1}\n', "line 2: the prompt must hold"),
+        (head + '{"prompt": [1], "max_tokens": 0}\n', "line 2: max_tokens is 0"),
+        (head + '{"prompt": [1], "max_tokens": 1, "at_s": -1}\n', "line 2: at_s is -1"),
+        (head + '{"prompt": [1], "max_tokens": 1, "unknown": 1}\n', "unknown"),
+        ('{"workload": "w", "num_clients": 0}\n{"prompt": [1], "max_tokens": 1}\n', "num_clients is 0"),
+    ):
+        Path("w.jsonl").write_text(text)
+        assert cli.main(["compare", "--out", "out", "--workload", "w.jsonl"]) == 2
+        assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_folder_that_cannot_be_written_is_found_out_first(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").touch()
+    assert cli.main(["compare", "--out", "file/x"]) == 2
+    assert "--out file/x cannot be written" in capsys.readouterr().err
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(FakeBench, "num_valid_tokens", 500)
+    assert cli.main(["compare", "--out", "out", "--preset", "uniform"]) == 2
+    assert "the model has 0 to 499" in capsys.readouterr().err
+
+
+def test_a_server_is_measured_from_its_clients_side(
+    compare: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERYSTOP_API_KEY", "secret")
+    with fake_server(whole_answer) as server:
+        data = compare("model-x", "--url", f"{server.url}/v1", "--workload", "w.jsonl", "--policies", "theirs")
+        assert {request["model"] for request in server.requests} == {"model-x"}
+    assert list(data["by_policy"]) == ["theirs"]
+    keys = data["by_policy"]["theirs"]
+    assert (keys["completed"], keys["total_output_tokens"], keys["slots"]) == (16, 180, None)
+    assert data["outputs"] == {"num_equal": 8, "different": [], "num_uncompared": 0}
+    run = from_json(data["comparison"]).runs[0]
+    assert run.history is None
+    assert run.requests[0].request_id is None
+    assert "clients were measured" in capsys.readouterr().out
+    assert "secret" not in Path("out/report.json").read_text()
+
+
+def test_no_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["compare", "--out", "out", "--url", "http://127.0.0.1:9", "--workload", "w.jsonl"]) == 1
+    assert "no server at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_an_interrupted_comparison_is_written_and_ends_with_130(
+    compare: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = FakeBench.engine
+
+    def interrupted(self: FakeBench, config: Config) -> Engine:
+        if len(FakeBench.configs) == 4:
+            raise KeyboardInterrupt
+        return usual(self, config)
+
+    monkeypatch.setattr(FakeBench, "engine", interrupted)
+    data = compare("--workload", "w.jsonl", code=130)
+    assert (data["is_complete"], data["num_repeats"]) == (False, {"static": 2, "continuous": 1})
+    assert "INTERRUPTED: 2 repeats were asked for" in capsys.readouterr().out
+
+
+def test_the_command_that_is_shown_holds_no_key() -> None:
+    words = ["compare", "--url", "http://x", "--api-key", "secret", "--out", "a b", "--api-key=secret"]
+    shown = command(words)
+    assert "secret" not in shown
+    assert shlex.split(shown) == [
+        "everystop", "compare", "--url", "http://x", "--api-key", "…", "--out", "a b", "--api-key=…"
+    ]  # fmt: skip
