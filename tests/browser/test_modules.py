@@ -88,7 +88,7 @@ def test_numbers_shares_and_ticks_are_plain(ask: Ask) -> None:
         "71 %",
         "100 %",
     ]
-    assert ask("({tick}) => [5e9, 2.5e9, 2e8, 1e10].map(tick)") == ["5 s", "2.5 s", "200 ms", "10 s"]
+    assert ask("({tick}) => [5e9, 2.5e9, 2e8, 1e11, -6e10].map(tick)") == ["5 s", "2.5 s", "200 ms", "100 s", "−60 s"]
     assert ask("({ticks}) => ticks(0, 430, 2)") == [0, 200, 400]
     assert ask("({ticks}) => ticks(-30, 0, 6)") == [-30, -25, -20, -15, -10, -5, 0]
     assert ask("({ticks}) => ticks(3, 3, 4)") == []
