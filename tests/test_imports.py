@@ -63,6 +63,7 @@ ALLOWED = {
     },
     "everystop.observe.comparison": {DURATIONS, "everystop.observe.history", "everystop.observe.history_data"},
     "everystop.observe.slot_use": {"everystop.core.events", "everystop.observe"},
+    "everystop.observe.report": {"everystop.core.events", "everystop.observe", ERRORS},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
     "everystop.observe.recorder": {
         "everystop.observe.history:Client",

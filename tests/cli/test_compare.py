@@ -49,6 +49,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for variable in ("EVERYSTOP_CONFIG", "EVERYSTOP_POLICY", "EVERYSTOP_MAX_NUM_SEQS", "EVERYSTOP_API_KEY"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("everystop.trial.bench.Bench", FakeBench)
+    monkeypatch.setattr("everystop.observe.report.pictures.pictures", lambda comparison: [])  # they take their time
     monkeypatch.chdir(tmp_path)
     write(stragglers(), tmp_path / "w.jsonl")
     (tmp_path / "t.csv").write_text(TRACE)
@@ -85,7 +86,8 @@ def test_a_workload_is_run_in_turns_and_reported(compare: Command, capsys: pytes
     assert data["settings"]["flags"] == {"max_num_seqs": 4}
     shown = capsys.readouterr()
     assert "continuous against static" in shown.out
-    assert "report.json" in shown.err
+    assert "report.json, report.html" in shown.err
+    assert "continuous finished" in Path("out/report.html").read_text()
 
 
 def test_the_default_is_the_stragglers_at_their_own_number_of_slots(compare: Command) -> None:

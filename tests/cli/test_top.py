@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -116,14 +116,21 @@ def test_the_screen_ends_cleanly(server_of_module: ParrotServer, key: bytes) -> 
     assert "CONTINUOUS" in screen
 
 
+def test_the_end_of_the_server_is_told() -> None:
+    with parrot() as server:
+        screen, status = watch(server, b"", server.stop)
+    assert status == 0, screen
+    assert f"http://127.0.0.1:{server.port}: the server is shutting down" in screen
+
+
 @pytest.fixture(scope="module")
 def server_of_module() -> Iterator[ParrotServer]:
     with parrot() as server:
         yield server
 
 
-def watch(server: ParrotServer, key: bytes) -> tuple[str, int]:
-    """Run `top` on a pseudo-terminal, press a key once it has drawn; its output and exit status."""
+def watch(server: ParrotServer, key: bytes, act: Callable[[], None] = lambda: None) -> tuple[str, int]:
+    """Run `top` on a pseudo-terminal, press a key and act once it has drawn; its output and exit status."""
     parent, child = pty.openpty()
     environment = {
         **os.environ,
@@ -149,8 +156,9 @@ def watch(server: ParrotServer, key: bytes) -> tuple[str, int]:
                 has_pressed = True
                 if key == b"\x03":
                     process.send_signal(2)  # what the terminal makes of Ctrl-C
-                else:
+                elif key:
                     os.write(parent, key)
+                act()
     os.close(parent)
     return output.decode(errors="replace"), process.wait(10)
 

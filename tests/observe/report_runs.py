@@ -18,7 +18,7 @@ from everystop.runner.simulated import SimulatedRunner
 Job = tuple[int, int, int]  # prompt tokens, output tokens, arrival in milliseconds
 STRAGGLER: tuple[Job, ...] = ((24, 120, 0), *((24, 20, 0) for _ in range(15)))
 START_NS = 5_000_000_000
-SETTINGS: Mapping[str, Any] = {"model": "smollm2", "machine": "2 × Xeon", "seed": 7, "version": "0.1.0"}
+SETTINGS: Mapping[str, Any] = {"model_id": "smollm2", "cpu": "Xeon", "seed": 7, "date": "2026-11-30T03:54:52+00:00"}
 
 
 def mixed(num: int, gap_ms: int = 30) -> tuple[Job, ...]:

@@ -119,7 +119,7 @@ def mean_wait_s(run: Run) -> float:
 def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
     """Slots over time, static above, continuous below."""
     runs = from_json(data["comparison"]).runs
-    return twin_slot_chart(runs, theme, width=WIDTH, title="Who waits behind a long answer")
+    return twin_slot_chart(runs, theme, width=WIDTH)
 
 
 CLAIM = Claim(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from everystop.observe.report.drawing import SMALL, colour_of, dress, matplotlib
+from everystop.observe.report.drawing import SMALL, TITLE, colour_of, dress, matplotlib
 from everystop.observe.report.grammar import KNOWN_STROKES, Stroke, Theme
 from everystop.observe.report.sheets import Entry, Sheet, legend_height
 
@@ -45,7 +45,7 @@ def panels(
     """So many axes beside each other; all in pixels."""
     foot = AXIS + (legend_height(entries, WIDTH - 24) + FOOT if entries else 4.0)
     sheet = Sheet(WIDTH, head + height + foot, theme)
-    sheet.title(title)
+    sheet.words(12, 10, title, is_bold=True, size=TITLE)
     width = (WIDTH - LEFT - RIGHT - gap * (num - 1)) / num
     found = [sheet.axes(LEFT + i * (width + gap), head, width, height) for i in range(num)]
     if entries:
@@ -125,5 +125,3 @@ def legend_line(label: str, stroke: Stroke) -> Entry:
 def legend_mark(label: str, stroke: Stroke) -> Entry:
     """A mark in a legend."""
     return Entry(label, stroke=Stroke(stroke.colour, "none", stroke.marker))
-
-

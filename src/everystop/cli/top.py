@@ -78,18 +78,18 @@ def _height(console: Console) -> int:
 
 
 class _Feed(threading.Thread):
-    """Reads the stream beside the screen; `messages` ends with None, or with the error that ended it."""
+    """Reads the stream beside the screen; `messages` ends with the error that ended it, if the server has not."""
 
     def __init__(self, remote: Remote) -> None:
         super().__init__(name="everystop-top", daemon=True)
         self._remote = remote
-        self.messages: queue.SimpleQueue[dict[str, Any] | EverystopError | None] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[dict[str, Any] | EverystopError] = queue.SimpleQueue()
 
     def run(self) -> None:
         try:
             for message in self._remote.events(STREAM):
                 self.messages.put(message)
-            self.messages.put(None)
+            self.messages.put(RemoteError(f"the stream of {self._remote.url} broke off"))
         except EverystopError as error:
             self.messages.put(error)
 
@@ -102,8 +102,6 @@ def _watch(remote: Remote, console: Console) -> int:
     first = feed.messages.get()  # an error is said before the screen is taken
     if isinstance(first, EverystopError):
         raise first
-    if first is None:
-        raise RemoteError(f"the stream of {remote.url} ended before it had told anything")
     screen.take(first)
     end = _show(screen, feed, console)
     if end:
@@ -123,8 +121,6 @@ def _show(screen: LiveScreen, feed: _Feed, console: Console) -> str:
                     return ""
             if isinstance(message, EverystopError):
                 raise message
-            if isinstance(message, str):
-                return message
             screen.take(message)
             if "end" in message:
                 return str(message["end"])
@@ -132,13 +128,12 @@ def _show(screen: LiveScreen, feed: _Feed, console: Console) -> str:
                 return ""
 
 
-def _next(feed: _Feed) -> dict[str, Any] | EverystopError | str | None:
-    """The next message, if one comes soon; a word where the stream has ended."""
+def _next(feed: _Feed) -> dict[str, Any] | EverystopError | None:
+    """The next message, if one comes soon."""
     try:
-        message = feed.messages.get(timeout=POLL_S)
+        return feed.messages.get(timeout=POLL_S)
     except queue.Empty:
         return None
-    return "the stream has ended" if message is None else message
 
 
 @contextlib.contextmanager

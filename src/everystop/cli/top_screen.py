@@ -37,6 +37,7 @@ class LiveScreen:
         self._url = url
         self._server: dict[str, Any] = {}
         self._message: dict[str, Any] = {}
+        self._queue: list[dict[str, Any]] = []
         self._requests: dict[int, dict[str, Any]] = {}
         self._holders: dict[int, int] = {}  # request by slot
         self._cells: dict[int, deque[tuple[int, str]]] = {}  # (column, kind) by slot
@@ -48,6 +49,7 @@ class LiveScreen:
             self._server = message["server"]
             self._requests.clear()
         self._message = message
+        self._queue = message.get("waiting", self._queue)
         for request in message["requests"]:
             self._requests[request["id"]] = request
         for step in message["steps"]:
@@ -94,7 +96,7 @@ class LiveScreen:
         tiles = self._message["tiles"]
         num_free = max(0, height - 12)
         slots = self._shown_slots(max(3, num_free * 3 // 5))
-        num_waiting = min(len(self._message["waiting"]), max(1, num_free // 5))
+        num_waiting = min(len(self._queue), max(1, num_free // 5))
         num_acts = max(2, num_free - len(slots) - num_waiting)
         return Group(
             self._header(),
@@ -188,11 +190,11 @@ class LiveScreen:
         return text.append(f"last {num_columns * COLUMN_NS / NS_PER_S:.0f} s")
 
     def _waiting(self, most: int) -> RenderableType:
-        if not self._message["waiting"]:
+        if not self._queue:
             return Text("nobody waits", style="dim")
         table = Table.grid(padding=(0, 2))
         now_ns = self._message["now_ns"]
-        for one in self._message["waiting"][:most]:
+        for one in self._queue[:most]:
             if one["name"] is None:
                 table.add_row("another request")
                 continue

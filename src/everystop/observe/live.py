@@ -7,9 +7,9 @@ takes part in steps, and with how many tokens, is no secret from those who share
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
+from everystop.core.durations import NS_PER_S
 from everystop.observe.block_map import NOBODY
 from everystop.observe.decision_log import sentence
 from everystop.observe.live_request import LiveRequest
@@ -18,6 +18,7 @@ from everystop.observe.waiting import STEP_RUNNING, because
 from everystop.observe.wording import ANOTHER, NameOf, number_name
 
 WAITING_SHOWN = 100
+FEW_WAITING, MANY_WAITING_EVERY_NS = 20, NS_PER_S // 2
 DECISIONS_A_MESSAGE = 200
 STEPS_A_MESSAGE = 400
 STEPS_BEHIND = 1000  # a reader that is further behind than that does not get the oldest
@@ -100,6 +101,7 @@ class LiveReader:
         self._decision_position = state.decisions.start
         self._version = 0
         self._blocks_version = 0
+        self._waiting_ns = -MANY_WAITING_EVERY_NS
         self._is_first = True
         self._has_caught_up = False
         self.num_dropped = 0
@@ -130,9 +132,11 @@ class LiveReader:
             message["server"] = self._server
         message["steps"] = self._steps()
         message["requests"] = self._requests()
-        message["waiting"] = [self._waiting(waiter) for waiter in state.waiting(WAITING_SHOWN)]
         message["num_waiting"] = len(state.queue.ids)
-        message["tiles"] = asdict(state.tiles(now_ns))
+        if len(state.queue.ids) <= FEW_WAITING or now_ns - self._waiting_ns >= MANY_WAITING_EVERY_NS:
+            self._waiting_ns = now_ns
+            message["waiting"] = [self._waiting(waiter) for waiter in state.waiting(WAITING_SHOWN)]
+        message["tiles"] = state.tiles(now_ns)
         if self._blocks_version != state.blocks_version:
             self._blocks_version = state.blocks_version
             message["kv"] = {"runs": self._block_runs()}

@@ -7,7 +7,7 @@ from pathlib import Path
 from everystop.observe.comparison import Comparison
 from everystop.observe.report.drawing import PictureError
 from everystop.observe.report.page import render_page
-from everystop.observe.report.pictures import draw_files
+from everystop.observe.report.pictures import Drawing, draw_all, write_files
 
 __all__ = ["PictureError", "write_report"]
 
@@ -21,9 +21,15 @@ def write_report(comparison: Comparison, directory: Path) -> list[Path]:
     if not comparison.runs:
         raise ValueError("there is nothing to report: no run was finished")
     directory.mkdir(parents=True, exist_ok=True)
+    drawings, no_pictures = _draw(comparison)
     page = directory / "report.html"
-    page.write_text(render_page(comparison), encoding="utf-8")
+    page.write_text(render_page(comparison, drawings, no_pictures), encoding="utf-8")
+    return [page, *(write_files(drawings, directory) if drawings else ())]
+
+
+def _draw(comparison: Comparison) -> tuple[list[Drawing], str]:
+    """The pictures, and why there are none if there are none."""
     try:
-        return [page, *draw_files(comparison, directory)]
-    except PictureError:
-        return [page]
+        return draw_all(comparison), ""
+    except PictureError as error:
+        return [], str(error)

@@ -25,7 +25,9 @@ from everystop.observe.report.drawing import (
     dress,
     matplotlib,
     movable,
+    nice_step,
     size_px,
+    step_area,
     text_px,
     time_axis,
 )
@@ -34,7 +36,8 @@ from everystop.observe.report.words import in_time, significant
 
 MAX_POINTS = 500
 NUM_MARKS = 9
-QUANTILE_LINE = 18.0  # pixels
+NOTHING_S = 1e-3  # the range of an axis where all is 0
+QUANTILE_LINE, QUANTILE_PX = 18.0, 97.0  # pixels: height of a line, width of a quantile
 LOG_SPAN = 30.0  # a wider range than this is drawn on a log scale
 HEADROOM = 1.2
 
@@ -48,6 +51,8 @@ def occupancy(runs: Sequence[Run], axes: Any, theme: Theme = LIGHT, *, end_s: fl
     time_axis(axes, theme, end_s)
     most = max(run.max_num_seqs for run in runs)
     axes.set_ylim(0, most * HEADROOM)
+    step = max(1, round(nice_step(most, 5)))
+    axes.set_yticks(range(0, most + 1, step))
     bin_s = 3.0 * end_s / size_px(axes)[0]
     whole = {run.policy: slots_at_work(run) for run in runs}
     curves = {policy: averaged(points, bin_s) for policy, points in whole.items()}
@@ -67,9 +72,9 @@ def _between(
     end_s = whole[second.policy][-1][0]
     ahead = area(whole[second.policy], 0, end_s) - area(whole[first.policy], 0, end_s)
     times = sorted({x for points in curves.values() for x, _ in points if x <= end_s})
-    ys = [[area_value(curves[run.policy], at_s) for at_s in times] for run in (first, second)]
-    fill = axes.fill_between(times, *ys, step="post", facecolor=theme.grid, edgecolor="none", alpha=0.9)
-    movable(fill, theme)
+    lower, upper = curves[first.policy], curves[second.policy]
+    shape = [(at_s, area_value(lower, at_s), area_value(upper, at_s)) for at_s in times]
+    step_area(axes, theme, shape, colour=theme.grid)
     side = "more" if ahead >= 0 else "fewer"
     words = f"{significant(abs(ahead))} slot-seconds {side} under {second.policy}"
     end = f"by its end at {in_time(end_s)}"
@@ -148,13 +153,13 @@ def distribution(runs: Mapping[str, Sequence[Run]], measure: Measure, axes: Any,
     is_log = low > 0 and high / low > LOG_SPAN
     scale = " (log scale)" if is_log else ""
     dress(axes, theme, x=f"{measure.meaning}, s{scale}", grid="y")
-    pad = 8 + QUANTILE_LINE * len(values)
+    pad = 8 + quantiles_px(list(values), size_px(axes)[0])
     axes.set_title(measure.label, color=theme.ink, fontsize=TITLE, loc="left", fontweight="bold", pad=pad)
     if is_log:
         axes.set_xscale("log")
         axes.set_xlim(low / 1.15, high * 1.15)
     else:
-        axes.set_xlim(0, high * 1.06)
+        axes.set_xlim(0, high * 1.06 or NOTHING_S)
     _plain_ticks(axes, is_log)
     axes.set_ylim(0, 1.04)
     axes.set_yticks([0.0, 0.5, 0.95], ["0", "p50", "p95"])
@@ -196,17 +201,35 @@ def _spread(axes: Any, values: Sequence[float], stroke: Stroke, theme: Theme) ->
         )
 
 
+def quantiles_px(policies: Sequence[str], width: float) -> float:
+    """How high the lines between a distribution's title and its curves are, where the curves are so wide."""
+    return QUANTILE_LINE * len(policies) * (2 if _is_tight(policies, width) else 1)
+
+
+def _is_tight(policies: Sequence[str], width: float) -> bool:
+    return max(map(_name_px, policies)) + 3 * QUANTILE_PX > width
+
+
+def _name_px(policy: str) -> float:
+    return text_px(policy) + 30
+
+
 def _table_of_quantiles(
     axes: Any, found: Mapping[str, Mapping[int, float]], styles: Mapping[str, Stroke], theme: Theme
 ) -> None:
-    """A line for each policy between the title and the curves."""
+    """A line for each policy between the title and the curves, or two where there is little room."""
     width, height = size_px(axes)
-    columns = [0.0, 0.37, 0.58, 0.79] if width < 380 else [0.0, 0.30, 0.50, 0.70]
-    for i, (policy, of_policy) in enumerate(reversed(list(found.items()))):
-        cells = [f"{styles[policy].glyph} {policy}", *(f"p{p} {in_time(v)}" for p, v in of_policy.items())]
-        for x, words in zip(columns, cells, strict=True):
+    is_tight = _is_tight(list(found), width)
+    first = 0.0 if is_tight else max(map(_name_px, found))
+    y = 4.0
+    for policy, of_policy in reversed(list(found.items())):
+        cells = [(first + i * QUANTILE_PX, y, f"p{p} {in_time(v)}") for i, (p, v) in enumerate(of_policy.items())]
+        y += QUANTILE_LINE if is_tight else 0.0
+        cells.append((0.0, y, f"{styles[policy].glyph} {policy}"))
+        y += QUANTILE_LINE
+        for x, above, words in cells:
             style = {"color": theme.ink, "fontsize": SMALL, "va": "bottom", "transform": axes.transAxes}
-            axes.text(x, 1 + (4 + i * QUANTILE_LINE) / height, words, **style)
+            axes.text(x / width, 1 + above / height, words, **style)
 
 
 def _line(axes: Any, points: Points, stroke: Stroke, theme: Theme, *, step: bool) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from everystop.core.errors import EverystopError
@@ -93,3 +95,19 @@ def time_axis(axes: Any, theme: Theme, end_s: float) -> None:
     step = nice_step(end_s, max(2, int(size_px(axes)[0] / 70)))
     axes.set_xticks([i * step for i in range(int(end_s / step + 1e-9) + 1)])
     axes.set_xlabel("seconds from the start of the run", color=theme.faint, fontsize=SMALL)
+
+
+def step_area(
+    axes: Any, theme: Theme, points: Sequence[tuple[float, float, float]], *, colour: str, outline: str = "none"
+) -> None:
+    """Fill between two step curves; `points` are (x, lower, upper), and each pair holds until the next x.
+
+    One plain shape, which a page can stretch.
+    """
+    xs, lower, upper = [], [], []
+    for (x, low, high), (following, _, _) in pairwise([*points, points[-1]]):
+        xs += [x, following]
+        lower += [low, low]
+        upper += [high, high]
+    [shape] = axes.fill(xs + xs[::-1], upper + lower[::-1], facecolor=colour, edgecolor=outline, lw=0.8)
+    movable(shape, theme)

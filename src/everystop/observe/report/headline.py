@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from everystop.observe.comparison import Comparison
-from everystop.observe.comparison_text import in_words
 from everystop.observe.gains import Gain, Headline, headline
+from everystop.observe.ratios import Ratio
 from everystop.observe.report.use_picture import wasted_share
 from everystop.observe.report.words import in_time, listed, percent, significant
 
@@ -60,25 +60,41 @@ def _distinct(said: Headline) -> list[Gain]:
 
 
 def _card(gain: Gain) -> Card:
-    words = in_words(gain.ratio)
-    times, _, rest = words.partition(" [")
-    kind = UNDECIDED
-    if gain.ratio is not None and (gain.ratio.is_decided or gain.ratio.low is None):
-        kind = BETTER if gain.ratio.mean >= 1 else WORSE
-    interval = f"95 % interval {rest.partition(']')[0].replace(', ', ' to ')}" if rest else "one repeat: no interval"
+    ratio = gain.ratio
+    assert ratio is not None
+    word, mean, low, high = _size(ratio)
+    times = f"{mean:.2f} × {word}"
+    interval = f"95 % interval {low:.2f} to {high:.2f}" if low is not None else "one repeat: no interval"
+    if low is not None and not ratio.is_decided:
+        word, times, interval = UNDECIDED, UNDECIDED, f"{times} on average, {interval}: either way round"
     return Card(
-        gain.measure.title,
-        kind,
-        _whole(times.partition(" (")[0]),
-        interval,
-        _middle(gain.baseline, gain),
-        _middle(gain.values, gain),
+        gain.measure.title, word, _whole(times), interval, _middle(gain.baseline, gain), _middle(gain.values, gain)
     )
+
+
+def _size(ratio: Ratio) -> tuple[str, float, float | None, float | None]:
+    """Whether it is better or worse, how many times, and the interval, turned so that it is of times above 1."""
+    if ratio.mean >= 1:
+        return BETTER, ratio.mean, ratio.low, ratio.high
+    if ratio.low is None or ratio.high is None:
+        return WORSE, 1 / ratio.mean, None, None
+    return WORSE, 1 / ratio.mean, 1 / ratio.high, 1 / ratio.low
 
 
 def _times(gain: Gain) -> str:
     """How many times better or worse, without the interval."""
-    return _whole(in_words(gain.ratio).partition(" [")[0].partition(" (")[0])
+    assert gain.ratio is not None
+    word, mean, _, _ = _size(gain.ratio)
+    return _whole(f"{mean:.2f} × {word}")
+
+
+def _with_interval(ratio: Ratio) -> str:
+    """How many times better or worse, and within what."""
+    word, mean, low, high = _size(ratio)
+    times = _whole(f"{mean:.2f} × {word}")
+    if low is None:
+        return f"{times}, one repeat"
+    return f"{times}, 95 % interval {_whole(f'{low:.2f} to {high:.2f}')}{'' if ratio.is_decided else ': undecided'}"
 
 
 def _whole(words: str) -> str:
@@ -105,7 +121,7 @@ def _sentences(comparison: Comparison, said: Headline, losses: Sequence[Gain]) -
         f"against {in_time(durations[said.baseline])} under {said.baseline}"
     )
     if (rate := by_name.get("output_throughput")) is not None and rate.ratio is not None:
-        first += f" (throughput {_whole(in_words(rate.ratio))})"
+        first += f" (throughput {_with_interval(rate.ratio)})"
     parts = [first]
     if (ttft := by_name.get("ttft_p95")) is not None and ttft.ratio is not None:
         parts.append(f"p95 TTFT was {_middle(ttft.values, ttft)} against {_middle(ttft.baseline, ttft)}")

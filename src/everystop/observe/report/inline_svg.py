@@ -27,10 +27,11 @@ def inline_svg(
     label: str,
     css_class: str,
     colours: Mapping[str, str],
-    data: Mapping[str, str] | None = None,
+    data: Mapping[str, float] | None = None,
 ) -> str:
     """The document as an `<svg>` element: `name` is unique on the page, `label` is read aloud, `colours` are replaced,
-    `data` becomes data attributes. The document is trusted, `label` and `data` are not.
+    `data` becomes data
+    attributes. The document is trusted, `label` is not.
     """
     root = ElementTree.fromstring(document)
     _drop(root, {f"{SVG}metadata"})
@@ -46,7 +47,7 @@ def inline_svg(
     body = re.sub(r">\s+<", "><", body)
     for old, new in colours.items():
         body = re.sub(re.escape(old), new, body, flags=re.IGNORECASE)
-    extra = "".join(f' data-{key}="{escape(value)}"' for key, value in (data or {}).items())
+    extra = "".join(f' data-{key}="{value:.6g}"' for key, value in (data or {}).items())
     return (
         f'<svg class="{css_class}" viewBox="{root.get("viewBox")}" role="img" aria-label="{escape(label)}"{extra}>'
         f"{body}</svg>"
@@ -64,7 +65,7 @@ def _rename(root: ElementTree.Element, name: str) -> None:
     used: set[str] = set()
     for element in root.iter():
         used.update(*(_REFERENCE.findall(value) for value in element.attrib.values()))
-        used.add(element.get(LINK, "")[1:])
+        used.add(element.get(LINK, "#none")[1:])
     for element in root.iter():
         old = element.attrib.pop("id", "")
         if old in used:

@@ -2,8 +2,8 @@
 // Makes the still pictures of a report answer: point at a request, select it, zoom the time axis, play, sort.
 // Everything shown comes from the page itself; all text goes in as text, never as markup.
 
-/** @typedef {[index: number, group: string, prompt: number, output: number, times: (number | null)[]]} Request */
-/** @typedef {{policies: string[], curves: Record<string, number[][][]>, requests: Request[]}} Data */
+/** @typedef {[index: number, group: string, prompt: number, output: number, times: (number | null)[]]} Sent */
+/** @typedef {{policies: string[], curves: Record<string, number[][][]>, requests: Sent[]}} Data */
 /** @typedef {{svg: SVGSVGElement, left: number, width: number, end: number}} Timed */
 
 const NS = "http://www.w3.org/2000/svg";
@@ -14,6 +14,12 @@ const tip = byId("tip");
 const timed = [...document.querySelectorAll("svg[data-end]")].map((element) => {
   const svg = /** @type {SVGSVGElement} */ (element);
   return { svg, left: Number(svg.dataset.left), width: Number(svg.dataset.width), end: Number(svg.dataset.end) };
+});
+timed.forEach((each, i) => {
+  const clip = draw("clipPath", { id: `beside-${i}` });
+  clip.append(draw("rect", { x: each.left - 8, y: 0, width: each.width + 16, height: each.svg.viewBox.baseVal.height }));
+  each.svg.prepend(clip);
+  for (const frame of each.svg.querySelectorAll(".unclipped")) frame.setAttribute("clip-path", `url(#beside-${i})`);
 });
 const wholeEnd = Math.max(0.001, ...timed.map((each) => each.end));
 const view = { from: 0, to: wholeEnd };
@@ -323,7 +329,7 @@ for (const row of table.tBodies[0].rows) {
 
 // ---- dumbbells: in another order ---------------------------------------------------------------
 
-/** @type {Record<string, (request: Request) => number>} */
+/** @type {Record<string, (request: Sent) => number>} */
 const ORDERS = {
   "the greatest gain first": () => 0,
   "order of arrival": (request) => request[0],
@@ -331,7 +337,7 @@ const ORDERS = {
   "output tokens": (request) => request[3],
 };
 
-/** @param {SVGSVGElement} svg @param {(request: Request) => number} by */
+/** @param {SVGSVGElement} svg @param {(request: Sent) => number} by */
 function reorder(svg, by) {
   const parts = /** @type {SVGElement[]} */ ([...svg.querySelectorAll(".r")]);
   const old = [...new Set(parts.map((part) => Number(part.dataset.r)))];
@@ -380,3 +386,4 @@ const chosen = location.hash.match(/[#&]r=(\d+)/);
 if (shown && Number(shown[2]) > Number(shown[1])) show(Number(shown[1]), Number(shown[2]));
 if (chosen && requests.has(Number(chosen[1]))) select(Number(chosen[1]));
 byId("bar").hidden = timed.length === 0;
+export {};

@@ -17,13 +17,11 @@ from markupsafe import Markup
 
 from everystop.observe.comparison import Comparison
 from everystop.observe.report.curves import averaged, slots_at_work, thinned, tokens_so_far
-from everystop.observe.report.drawing import PictureError
-from everystop.observe.report.grammar import INLINE, INLINE_NAMES, strokes
+from everystop.observe.report.grammar import INLINE_NAMES, strokes
 from everystop.observe.report.headline import verdict
 from everystop.observe.report.inline_svg import inline_svg
-from everystop.observe.report.pictures import NARROW, Picture, pictures
-from everystop.observe.report.remarks import alarms, caption, equality, lead, limits, method
-from everystop.observe.report.sheets import Sheet, drawing_style
+from everystop.observe.report.pictures import Drawing
+from everystop.observe.report.remarks import alarms, caption, equality, facts, lead, limits, method
 from everystop.observe.report.shown import shown_runs
 from everystop.observe.report.tables import Table, bench_table, picture_table, request_rows, request_table
 
@@ -45,23 +43,22 @@ class Figure:
     is_half: bool
 
 
-def render_page(comparison: Comparison) -> str:
-    """The whole page. Without matplotlib it has no pictures, and says how to get them."""
+def render_page(comparison: Comparison, drawings: Sequence[Drawing], no_pictures: str = "") -> str:
+    """The whole page, with these pictures, or with the reason why there are none."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     script = (FOLDER / "page.js").read_text(encoding="utf-8")
     template = environment.from_string((FOLDER / "page.html").read_text(encoding="utf-8"))
-    figures, no_pictures = _figures(comparison)
     verdicts = [verdict(comparison, policy) for policy in comparison.policies[1:] if comparison.runs_of(policy)]
     return template.render(
         title=f"{comparison.workload}: {' against '.join(comparison.policies)}",
         comparison=comparison,
-        num_requests=len(comparison.runs[0].requests) if comparison.runs else 0,
+        facts=list(facts(comparison)),
         alarms=list(alarms(comparison, no_pictures)),
         verdicts=verdicts,
         lead=lead(comparison),
-        figures=figures,
+        figures=[_figure(comparison, drawing) for drawing in drawings],
         requests=request_table(comparison),
         keys=bench_table(comparison),
         equality=equality(comparison),
@@ -81,45 +78,28 @@ def _as_script(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _figures(comparison: Comparison) -> tuple[list[Figure], str]:
-    """The pictures, and why there are none if there are none."""
-    try:
-        with drawing_style():
-            return [_figure(comparison, picture) for picture in pictures(comparison)], ""
-    except PictureError as error:
-        return [], str(error)
-
-
-def _figure(comparison: Comparison, picture: Picture) -> Figure:
-    label = f"{picture.title}. The figures are in the table below."
-    sheets = [picture.draw(INLINE, width, False) for width in (picture.width, NARROW)]
+def _figure(comparison: Comparison, drawing: Drawing) -> Figure:
+    picture = drawing.picture
     svgs = [
         inline_svg(
-            sheet.as_svg(),
+            document,
             name=f"{picture.name}-{size}",
-            label=label,
+            label=f"{picture.title}. The figures are in the table below.",
             css_class=f"picture {size}",
             colours=INLINE_NAMES,
-            data=_time_data(sheet),
+            data={} if timed is None else {"left": timed.left, "width": timed.width, "end": timed.end_s},
         )
-        for sheet, size in zip(sheets, ("wide", "narrow"), strict=True)
+        for document, timed, size in zip(drawing.documents, drawing.timed, ("wide", "narrow"), strict=True)
     ]
     return Figure(
         picture.name,
         picture.title,
         Markup("".join(svgs)),
-        " ".join([*caption(comparison, picture.name), *sheets[0].notes]),
+        " ".join([*caption(comparison, picture.name), *drawing.notes]),
         picture_table(comparison, picture.name),
-        sheets[0].timed is not None,
+        drawing.timed[0] is not None,
         picture.is_half,
     )
-
-
-def _time_data(sheet: Sheet) -> dict[str, str]:
-    if sheet.timed is None:
-        return {}
-    left, width, end_s = sheet.timed
-    return {"left": f"{left:.2f}", "width": f"{width:.2f}", "end": f"{end_s:.6f}"}
 
 
 def _data(comparison: Comparison) -> dict[str, Any]:

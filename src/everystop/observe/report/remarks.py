@@ -8,9 +8,21 @@ from typing import Any
 from everystop.observe.comparison import Comparison
 from everystop.observe.comparison_text import NOT_SEEN
 from everystop.observe.ratios import METHOD
+from everystop.observe.report.grammar import strokes
 from everystop.observe.report.request_pictures import MAX_ROWS, changes, extremes, tally
 from everystop.observe.report.shown import shown_runs
 from everystop.observe.report.words import in_time
+
+
+def facts(comparison: Comparison) -> Iterator[str]:
+    """What, how often, with which model, and when."""
+    yield f"{len(comparison.runs[0].requests):,} requests"
+    for policy, stroke in strokes(comparison.policies).items():
+        yield f"{len(comparison.runs_of(policy))} × {stroke.glyph} {policy}"
+    settings = comparison.settings
+    yield from (str(settings[name]) for name in ("model_id", "cpu") if settings.get(name))
+    if settings.get("date"):
+        yield str(settings["date"])[:16].replace("T", " ")
 
 
 def caption(comparison: Comparison, name: str) -> Iterator[str]:
@@ -38,7 +50,7 @@ def caption(comparison: Comparison, name: str) -> Iterator[str]:
             found = changes(comparison, policy)
             sooner, later, same = tally(found)
             yield f"{sooner} ended sooner under {policy}, {later} later, {same} within 2 %. {extremes(found)}"
-            yield f"Medians over repeats. Bold lines are losses of {policy}."
+            yield f"Medians over repeats, the greatest gain first. Bold lines are losses of {policy}."
             if len(found) > MAX_ROWS:
                 yield f"Of {len(found):,} requests {MAX_ROWS} are drawn, evenly from most gain to most loss."
         case "lengths":
@@ -89,7 +101,7 @@ def equality(comparison: Comparison) -> str:
 def method(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """How it was measured, as (what, how)."""
     yield "policies", ", ".join(comparison.policies)
-    if len(comparison.policies) > 1:
+    if len(comparison.policies) > 1 and "order" not in comparison.settings:
         yield "order", "interleaved: every policy once, then again; the baseline is the first"
     yield "repeats", f"{max(len(comparison.runs_of(p)) for p in comparison.policies)} of {comparison.num_repeats_asked}"
     yield "intervals", METHOD

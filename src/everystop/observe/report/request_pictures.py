@@ -105,7 +105,7 @@ def _row_names(rows: Sequence[Change], row_px: float, axes: Any, theme: Theme) -
     step = max(1, -int(-12.5 // row_px))
     shown = range(0, len(rows), step)
     axes.set_yticks(list(shown), [f"{rows[y].index}" for y in shown])
-    axes.set_ylabel("request, the greatest gain first", color=theme.faint, fontsize=SMALL)
+    axes.set_ylabel("request", color=theme.faint, fontsize=SMALL)
     axes.tick_params(axis="y", length=0)
 
 

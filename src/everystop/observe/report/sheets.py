@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from everystop.observe.report.drawing import SMALL, TEXT, TITLE, colour_of, matplotlib, text_px
+from everystop.observe.report.drawing import SMALL, TEXT, colour_of, matplotlib, text_px
 from everystop.observe.report.grammar import Look, Stroke, Theme
 
 PNG_DPI = 144
@@ -40,16 +41,24 @@ class Entry:
     marker: str = ""
 
 
+class Timed(NamedTuple):
+    """Where a sheet's time axes lie, in pixels, and the time at their right end; they begin at 0."""
+
+    left: float
+    width: float
+    end_s: float
+
+
 @dataclass(slots=True)
 class Sheet:
-    """A figure of a size in pixels; `timed` is the place (left, width) and the range in seconds of its time axes;
+    """A figure of a size in pixels; `timed` is where its time axes lie, if it has any;
     `notes` is what a reader must be told about how it was drawn.
     """
 
     width: float
     height: float
     theme: Theme
-    timed: tuple[float, float, float] | None = None
+    timed: Timed | None = None
     notes: list[str] = field(default_factory=list)
     figure: Any = None
     _page: Any = field(default=None, repr=False)
@@ -72,10 +81,6 @@ class Sheet:
         """A line of text that begins there."""
         weight = "bold" if is_bold else "normal"
         self._page.text(left, top, text, color=self.theme.ink, fontsize=size, va="top", fontweight=weight)
-
-    def title(self, text: str) -> None:
-        """The name of the picture, for a file that stands alone."""
-        self.words(12, 10, text, is_bold=True, size=TITLE)
 
     def legend(self, entries: Sequence[Entry], left: float, top: float) -> None:
         """Entries from left to right, on as many lines as they need."""
@@ -117,11 +122,20 @@ class Sheet:
         """The sheet as an SVG document; the same drawing gives the same bytes under one version of matplotlib."""
         target = BytesIO()
         self.figure.savefig(target, format="svg", dpi=72, facecolor=self.theme.page, metadata=_NO_DATE)
-        return target.getvalue().decode("utf-8")
+        return _PATH.sub(_rounded, target.getvalue().decode("utf-8"))
 
     def write_png(self, path: Path) -> None:
         """The sheet as pixels, two for each of its own in either direction."""
         self.figure.savefig(path, format="png", dpi=PNG_DPI, facecolor=self.theme.page, metadata={"Software": None})
+
+
+_PATH = re.compile(r' d="[^"]*"')
+_FINE = re.compile(r"\d+\.\d{3,}")
+
+
+def _rounded(path: re.Match[str]) -> str:
+    """A path whose numbers have two digits after the point."""
+    return _FINE.sub(lambda number: f"{float(number[0]):.2f}", path[0])
 
 
 _NO_DATE = {"Date": None, "Creator": None}

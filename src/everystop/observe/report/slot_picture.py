@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from everystop.core.durations import NS_PER_S
 from everystop.observe.comparison import Run
 from everystop.observe.report.drawing import (
     SMALL,
@@ -15,6 +14,7 @@ from everystop.observe.report.drawing import (
     movable,
     nice_step,
     size_px,
+    step_area,
     text_px,
     time_axis,
 )
@@ -127,7 +127,7 @@ class _Chart:
         xs: list[float] = []
         ys: list[float] = []
         for stretch in stretches:
-            width_px = (stretch.end_ns - stretch.start_ns) / NS_PER_S * self._px_per_s
+            width_px = (self._run.seconds(stretch.end_ns) - self._run.seconds(stretch.start_ns)) * self._px_per_s
             if width_px < CHUNK_PX * (1 + len(stretch.ticks)):
                 continue
             top, height = self._box(stretch)
@@ -212,11 +212,8 @@ class _Chart:
             return
         points = _thinned([(self._run.seconds(level.at_ns), level.value) for level in levels], self.resolution_s)
         points.append((self._run.seconds(self._lanes.end_ns), points[-1][1]))
-        xs, ys = [x for x, _ in points], [bottom - STRIP * 0.92 * y / most for _, y in points]
-        area = self._axes.fill_between(
-            xs, bottom, ys, step="post", facecolor=self._theme.grid, edgecolor=self._theme.outline, lw=0.8
-        )
-        movable(area, self._theme)
+        shape = [(x, bottom, bottom - STRIP * 0.92 * y / most) for x, y in points]
+        step_area(self._axes, self._theme, shape, colour=self._theme.grid, outline=self._theme.outline)
 
     def _sideways(self) -> Any:
         """Positions as a share of the width, and in rows."""

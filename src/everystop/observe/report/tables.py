@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from everystop.observe.bench_keys import bench_keys
 from everystop.observe.comparison import Comparison, RequestLine, Run
 from everystop.observe.report.curves import (
     MEASURES,
-    averaged,
+    Points,
+    area,
     quantiles,
     sampled,
     slots_at_work,
@@ -23,7 +25,7 @@ from everystop.observe.report.use_picture import slot_shares
 from everystop.observe.report.words import in_time, percent, significant
 
 MAX_ROWS = 500
-NUM_TIMES = 11
+NUM_SPANS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,9 @@ def picture_table(comparison: Comparison, name: str) -> Table | None:
         case "slots":
             return _slots_table(runs)
         case "occupancy":
-            return _over_time(runs, "slots at work, averaged", [slots_at_work(run) for run in runs], is_mean=True)
+            return _over_time(runs, "slots at work, on average", [slots_at_work(run) for run in runs], _mean_over)
         case "tokens":
-            return _over_time(runs, "output tokens", [tokens_so_far(run) for run in runs], is_mean=False)
+            return _over_time(runs, "output tokens in the end", [tokens_so_far(run) for run in runs], _added_in)
         case "durations":
             return _durations_table(comparison)
         case "slot-time":
@@ -98,19 +100,25 @@ def _slots_table(runs: Sequence[Run]) -> Table:
 
 
 def _over_time(
-    runs: Sequence[Run], what: str, curves: Sequence[Sequence[tuple[float, float]]], *, is_mean: bool
+    runs: Sequence[Run], what: str, curves: Sequence[Points], value: Callable[[Points, float, float], str]
 ) -> Table:
+    """A row for each tenth of the longest run; `value` reads a curve from one time to the next."""
     end_s = max(run.duration_s for run in runs)
-    times = [end_s * i / (NUM_TIMES - 1) for i in range(NUM_TIMES)]
-    if is_mean:
-        bin_s = end_s / (NUM_TIMES - 1)
-        curves = [averaged(list(points), bin_s) for points in curves]
-    columns = [list(sampled(list(points), times)) for points in curves]
+    times = [end_s * i / NUM_SPANS for i in range(NUM_SPANS + 1)]
     rows = tuple(
-        (in_time(at_s), *(f"{column[i]:,.1f}" if is_mean else f"{column[i]:,.0f}" for column in columns))
-        for i, at_s in enumerate(times)
+        (f"{in_time(low)} to {in_time(high)}", *(value(points, low, high) for points in curves))
+        for low, high in pairwise(times)
     )
-    return Table(("from" if is_mean else "at", *(f"{run.policy}: {what}" for run in runs)), rows)
+    return Table(("time", *(f"{run.policy}: {what}" for run in runs)), rows)
+
+
+def _mean_over(points: Points, low: float, high: float) -> str:
+    return f"{area(points, low, high) / max(high - low, 1e-9):,.1f}"
+
+
+def _added_in(points: Points, low: float, high: float) -> str:
+    before, after = sampled(points, (low, high + 1e-6))
+    return f"{after:,.0f} (+{after - before:,.0f})"
 
 
 def _durations_table(comparison: Comparison) -> Table:

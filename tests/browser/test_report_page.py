@@ -1,0 +1,140 @@
+"""The report of a comparison in a real browser, opened from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.browser.watched import Watched
+from tests.observe.report_runs import make_comparison, mixed
+
+from everystop.observe.report.page import render_page
+from everystop.observe.report.pictures import draw_all
+
+pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.browser
+
+Open = Callable[..., Watched]
+SLOTS = "#slots svg.wide"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a report of 24 requests, two repeats."""
+    path: Path = tmp_path_factory.mktemp("report") / "report.html"
+    comparison = make_comparison(mixed(24, 25))
+    path.write_text(render_page(comparison, draw_all(comparison)), encoding="utf-8")
+    return path.as_uri()
+
+
+def bars_of(watched: Watched, index: int) -> Any:
+    return watched.page.locator(f'{SLOTS} .r[data-r="{index}"] path')
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_opens_without_a_network_and_everybody_can_use_it(
+    open_page: Open, report: str, width: int, scheme: str
+) -> None:
+    watched = open_page(report, width=width, scheme=scheme)
+    assert watched.axe() == []
+    assert watched.page.evaluate("document.documentElement.scrollWidth") == width
+    assert watched.urls == [report]
+    kind = "wide" if width > 800 else "narrow"
+    assert watched.page.locator(f"svg.{kind}:visible").count() == 7
+    assert watched.page.locator("svg:visible").count() == 7
+    page = {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 20, 24)"}[scheme]
+    shown = watched.page.locator(f"#slots svg.{kind} path").first.evaluate("e => getComputedStyle(e).fill")
+    assert shown == page
+
+
+def test_without_javascript_all_is_there_but_the_buttons(open_page: Open, report: str) -> None:
+    watched = open_page(report, java_script_enabled=False)
+    assert watched.page.locator("svg:visible").count() == 7
+    assert watched.page.locator("#requests tbody tr").count() == 24
+    assert watched.page.get_by_role("button").count() == 0
+    watched.page.locator("#occupancy summary").click()
+    assert watched.page.locator("#occupancy table").is_visible()
+
+
+def test_pointing_at_a_request_describes_it_and_a_click_keeps_it(open_page: Open, report: str) -> None:
+    watched = open_page(report)
+    bars_of(watched, 9).first.hover()
+    assert watched.text("#tip").startswith("request 9 (short):")
+    assert "static: " in watched.text("#now")
+    bars_of(watched, 9).first.click()
+    assert watched.page.locator("#requests tr.on").get_attribute("data-r") == "9"
+    assert "request 9" in watched.text("#says")
+    assert watched.page.locator('#lengths svg.wide .on[data-r="9"]').count() == 1
+    assert watched.page.url.endswith("#r=9")
+    watched.page.keyboard.press("Escape")
+    assert watched.page.locator(".on").count() == 0
+    assert watched.page.url == report
+
+
+def test_a_request_can_be_chosen_with_the_keyboard_alone(open_page: Open, report: str) -> None:
+    watched = open_page(report)
+    button = watched.page.locator('#requests tr[data-r="3"] button')
+    button.focus()
+    watched.page.keyboard.press("Enter")
+    assert button.get_attribute("aria-pressed") == "true"
+    assert watched.page.locator("svg.has-on").count() >= 4
+
+
+def test_dragging_shows_a_part_of_the_run_in_all_pictures_over_time(open_page: Open, report: str) -> None:
+    watched = open_page(report)
+    page = watched.page
+    page.locator(SLOTS).scroll_into_view_if_needed()
+    box = page.locator(SLOTS).bounding_box()
+    page.mouse.move(box["x"] + 300, box["y"] + 200)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 600, box["y"] + 200, steps=3)
+    page.mouse.up()
+    assert "#t=" in page.url
+    address = page.url
+    for name in ("slots", "occupancy", "tokens"):
+        assert page.locator(f"#{name} svg.wide text.tick").count() >= 2
+        scale = page.locator(f"#{name} svg.wide .moves").first.evaluate("e => e.transform.baseVal[0].matrix.a")
+        assert scale == pytest.approx(1060 / 300, rel=0.02)
+    text = page.locator(f"{SLOTS} .moves text").first
+    assert text.evaluate("e => Math.abs(e.getCTM().a - e.getCTM().d) < 0.01")  # words are not stretched
+    page.get_by_role("button", name="Whole run").click()
+    assert page.locator("svg text.tick").count() == 0
+    assert page.url == report
+    again = open_page(address)
+    assert again.page.locator("#tokens svg.wide text.tick").count() >= 2
+
+
+def test_buttons_move_the_time_and_play_runs_to_the_end(open_page: Open, report: str) -> None:
+    watched = open_page(report)
+    page = watched.page
+    for _ in range(2):
+        page.get_by_role("button", name="Zoom in").click()
+    page.get_by_role("button", name="Later").click()
+    assert "#t=" in page.url
+    page.locator("#speed").select_option("8")
+    page.get_by_role("button", name="Play").click()
+    assert page.locator(f"{SLOTS} .cursor").get_attribute("visibility") == "visible"
+    page.get_by_role("button", name="Play").wait_for()  # it was named Stop while it ran
+    assert "tokens out" in watched.text("#now")
+
+
+def test_tables_and_dumbbells_sort(open_page: Open, report: str) -> None:
+    watched = open_page(report)
+    page = watched.page
+    head = page.locator("#requests th", has_text="output tokens")
+    head.get_by_role("button").click()
+    cells = [int(text) for text in page.locator("#requests tbody td:nth-child(5)").all_inner_texts()]
+    assert cells == sorted(cells)
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    page.locator("#winners select").select_option("order of arrival")
+    labels = [int(text) for text in page.locator("#winners svg.wide .tick-y text").all_text_contents()]
+    assert labels == sorted(labels)
+    tops = [
+        page.locator(f'#winners svg.wide .r[data-r="{index}"]').first.bounding_box()["y"]
+        for index in (labels[0], labels[-1])
+    ]
+    assert tops[0] < tops[1]

@@ -1,0 +1,204 @@
+"""The pictures: which there are, that they can be read, and that they go into a page whole."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from tests.observe.report_runs import make_comparison, mixed
+
+from everystop.observe.comparison import Comparison
+from everystop.observe.report.drawing import nice_step
+from everystop.observe.report.grammar import DARK, INLINE, INLINE_NAMES, LIGHT, LOOKS, strokes
+from everystop.observe.report.inline_svg import inline_svg
+from everystop.observe.report.pictures import NARROW, draw_all, pictures, twin_slot_chart, write_files
+from everystop.observe.report.request_pictures import changes, shown_rows, tally
+from everystop.observe.report.sheets import drawing_style
+from everystop.observe.report.shown import shown_runs
+from everystop.observe.report.use_picture import slot_shares
+from everystop.observe.report.words import in_time, listed, percent, significant
+
+pytest.importorskip("matplotlib")
+MIN_TEXT = 12.0
+
+
+def without_history(comparison: Comparison) -> Comparison:
+    runs = tuple(replace(run, history=None, max_num_seqs=0, start_ns=0) for run in comparison.runs)
+    return replace(comparison, runs=runs)
+
+
+def names(comparison: Comparison) -> list[str]:
+    return [picture.name for picture in pictures(comparison)]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Comparison:
+    return make_comparison(mixed(24, 25))
+
+
+@pytest.fixture(scope="module")
+def three() -> Comparison:
+    return make_comparison(mixed(10, 25), ("static", "static-padded", "shortest"), num_repeats=1)
+
+
+def test_what_cannot_be_known_is_not_drawn(pair: Comparison, three: Comparison) -> None:
+    assert names(pair) == ["slots", "occupancy", "tokens", "durations", "winners", "lengths", "slot-time"]
+    assert names(without_history(pair)) == ["tokens", "durations", "winners", "lengths"]
+    assert names(three)[4:] == [
+        "winners-static-padded",
+        "lengths-static-padded",
+        "winners-shortest",
+        "lengths-shortest",
+        "slot-time",
+    ]
+    alone = make_comparison(mixed(5), ("continuous",), num_repeats=1)
+    assert names(alone) == ["slots", "occupancy", "tokens", "durations", "slot-time"]
+
+
+@pytest.mark.parametrize("width", ["wide", "narrow"])
+def test_all_words_are_large_enough_and_on_the_sheet(pair: Comparison, three: Comparison, width: str) -> None:
+    for comparison in (pair, three):
+        with drawing_style():
+            for picture in pictures(comparison):
+                sheet = picture.draw(LIGHT, picture.width if width == "wide" else NARROW)
+                sheet.figure.canvas.draw()
+                assert_readable(picture.name, sheet.figure)
+
+
+def assert_readable(name: str, figure: object) -> None:
+    from matplotlib.text import Text
+
+    whole = figure.bbox  # type: ignore[attr-defined]
+    for text in figure.findobj(Text):  # type: ignore[attr-defined]
+        if not text.get_text().strip() or not text.get_visible():
+            continue
+        assert text.get_fontsize() >= MIN_TEXT, (name, text)
+        if text.get_clip_on():
+            continue
+        box = text.get_window_extent()
+        inside = box.x0 >= -2 and box.y0 >= -2 and box.x1 <= whole.x1 + 2 and box.y1 <= whole.y1 + 2
+        assert inside, (name, text.get_text(), box)
+
+
+def test_the_same_comparison_gives_the_same_files(tmp_path: Path) -> None:
+    small = make_comparison(mixed(3), num_repeats=1)
+    written = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        drawings = [drawing for drawing in draw_all(small) if drawing.picture.name in ("slots", "lengths")]
+        written.append({path.name: path.read_bytes() for path in write_files(drawings, folder)})
+    first, second = written
+    assert first == second
+    assert sorted(first) == sorted(
+        f"{name}{suffix}" for name in ("slots", "lengths") for suffix in (".svg", ".png", "-dark.svg", "-dark.png")
+    )
+    for name, content in first.items():
+        if name.endswith(".svg"):
+            ElementTree.fromstring(content)
+            assert b"#fe0" not in content.lower()
+        else:
+            assert content.startswith(b"\x89PNG")
+
+
+def test_a_picture_in_a_page_follows_its_colours_and_keeps_its_words(pair: Comparison) -> None:
+    with drawing_style():
+        for picture in pictures(pair):
+            document = picture.draw(INLINE, picture.width).as_svg()
+            inline = inline_svg(
+                document, name=picture.name, label='a "label" <b>', css_class="picture", colours=INLINE_NAMES
+            )
+            assert "#fe0" not in inline.lower()
+            assert "var(--ink)" in inline
+            assert 'aria-label="a &quot;label&quot; &lt;b&gt;"' in inline
+            root = ElementTree.fromstring(inline.replace(" href=", " data-href="))
+            assert words_of(root) == words_of(ElementTree.fromstring(document))
+            ids = Counter(element.get("id") for element in root.iter() if element.get("id"))
+            assert set(ids.values()) <= {1}
+            referred = set(re.findall(r'url\(#([^)]+)\)|data-href="#([^"]+)"', ElementTree.tostring(root, "unicode")))
+            assert {a or b for a, b in referred} == set(ids)
+            assert len(inline) < len(document)
+
+
+def words_of(root: ElementTree.Element) -> list[str]:
+    return ["".join(element.itertext()) for element in root.iter() if element.tag.endswith("text")]
+
+
+def test_what_belongs_to_a_request_can_be_found_in_the_page(pair: Comparison) -> None:
+    with drawing_style():
+        sheet = twin_slot_chart(shown_runs(pair), INLINE)
+        inline = inline_svg(sheet.as_svg(), name="slots", label="", css_class="", colours=INLINE_NAMES)
+    found = Counter(int(index) for index in re.findall(r'class="move r" data-r="(\d+)"', inline))
+    assert found.keys() == set(range(24))
+    assert min(found.values()) >= 2
+    assert inline.count('class="axis"') == 4
+    assert 'class="moves"' in inline
+
+
+def test_a_dumbbell_is_drawn_for_the_extremes_and_evenly_between(pair: Comparison) -> None:
+    found = changes(pair, "continuous")
+    assert [change.index for change in found] == list(range(24))
+    assert sum(tally(found)) == 24
+    many = [replace(found[i % 24], index=i, before_s=1.0 + i) for i in range(1000)]
+    rows = shown_rows(many)
+    assert len(rows) == 150
+    assert rows[0].speed_up == max(change.speed_up for change in many)
+    assert rows[-1].speed_up == min(change.speed_up for change in many)
+
+
+def test_slot_time_adds_up(pair: Comparison) -> None:
+    for policy in pair.policies:
+        shares = slot_shares(pair.runs_of(policy))
+        assert sum(shares.values()) == pytest.approx(1)
+    assert slot_shares(pair.runs_of("static"))["held"] > 0
+    assert slot_shares(pair.runs_of("continuous"))["held"] == 0
+    assert slot_shares(without_history(pair).runs) == {}
+
+
+def test_policies_differ_by_more_than_colour() -> None:
+    policies = ("static", "continuous", "static-padded", "fair", "shortest", "deadline", "priority", "thrifty")
+    found = strokes(policies)
+    assert (found["static"].colour, found["static"].marker) == ("#B33C00", "s")
+    assert (found["continuous"].colour, found["continuous"].marker) == ("#0072B2", "o")
+    assert len({(stroke.dashes, stroke.marker) for stroke in found.values()}) == len(policies)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
+def test_words_and_outlines_stand_out(theme: object) -> None:
+    assert isinstance(theme, type(LIGHT))
+    assert contrast(theme.ink, theme.page) >= 7
+    assert contrast(theme.faint, theme.page) >= 4.5
+    assert contrast(theme.outline, theme.page) >= 3
+    for policy_stroke in strokes(("static", "continuous")).values():
+        assert contrast(policy_stroke.colour, theme.page) >= 3
+    hatched: Sequence[str] = [look.fill or "" for look in LOOKS.values() if look.hatch]
+    assert all(contrast(fill, "#FFFFFF") >= 4.5 for fill in hatched)
+
+
+def test_numbers_read_well() -> None:
+    assert [in_time(s) for s in (0.0, 12.345, 0.0123, 4.2e-6, float("nan"))] == [
+        "0 s",
+        "12.3 s",
+        "12.3 ms",
+        "4.20 µs",
+        "–",
+    ]
+    assert [significant(v) for v in (12345.6, 0.012345, 0)] == ["12,346", "0.0123", "0"]
+    assert [percent(v) for v in (0, 0.001, 0.456)] == ["0 %", "<1 %", "46 %"]
+    assert [listed(["a"]), listed(["a", "b", "c"])] == ["a", "a, b and c"]
+    assert [nice_step(47, 9), nice_step(0.82, 9), nice_step(0)] == [10, 0.1, 1]
