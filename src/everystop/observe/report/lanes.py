@@ -76,6 +76,7 @@ class _Open:
     step_index: int
     boarding: int
     stretch: Stretch
+    end_ns: int
     ticks: list[int] = field(default_factory=list)
 
     def goes_on(self, cell: Cell) -> bool:
@@ -85,7 +86,7 @@ class _Open:
     def closed(self) -> Stretch:
         """The stretch; only prompts show their chunks."""
         is_chunked = self.stretch.use in (Use.PREFILL, Use.RECOMPUTE)
-        return replace(self.stretch, ticks=tuple(self.ticks)) if is_chunked else self.stretch
+        return replace(self.stretch, end_ns=self.end_ns, ticks=tuple(self.ticks) if is_chunked else ())
 
 
 def read_lanes(history: History, start_ns: int) -> Lanes:
@@ -159,15 +160,15 @@ def _cells(history: History, steps: Sequence[StepRecord]) -> Iterator[Stretch]:
         last = open_.get(cell.request_id)
         has_stayed = last is not None and last.boarding == cell.boarding
         if last is not None and has_stayed and last.goes_on(cell):
-            last.ticks.append(last.stretch.end_ns)
-            last.step_index, last.stretch = cell.step_index, replace(last.stretch, end_ns=end_ns)
+            last.ticks.append(last.end_ns)
+            last.step_index, last.end_ns = cell.step_index, end_ns
             continue
         stretch = Stretch(cell.slot, cell.request_id, cell.use, start_ns, end_ns, (), cell.cached_share)
         if last is not None:
             yield last.closed()
-            if has_stayed and cell.use is not Use.PADDING and last.stretch.end_ns < start_ns:
-                yield replace(stretch, use=Use.SKIPPED, start_ns=last.stretch.end_ns, end_ns=start_ns)
-        open_[cell.request_id] = _Open(cell.step_index, cell.boarding, stretch)
+            if has_stayed and cell.use is not Use.PADDING and last.end_ns < start_ns:
+                yield replace(stretch, use=Use.SKIPPED, start_ns=last.end_ns, end_ns=start_ns)
+        open_[cell.request_id] = _Open(cell.step_index, cell.boarding, stretch, end_ns)
     for last in open_.values():
         yield last.closed()
 

@@ -34,14 +34,20 @@ OVER = "o"
 
 
 def slot_chart(
-    run: Run, axes: Any, theme: Theme = LIGHT, *, end_s: float | None = None, most: int = MAX_STRETCHES
+    run: Run,
+    axes: Any,
+    theme: Theme = LIGHT,
+    *,
+    lanes: Lanes | None = None,
+    end_s: float | None = None,
+    most: int = MAX_STRETCHES,
 ) -> float:
     """Draw a run's slots into matplotlib axes, from 0 to `end_s`, in at most so many pieces; returns how many seconds
-    the finest detail lasts.
+    the finest detail lasts. `lanes` are the run's own, where they have been read before.
 
     Raises ValueError for a run without a history.
     """
-    lanes = lanes_of(run)
+    lanes = lanes or lanes_of(run)
     end_s = end_s or run.duration_s
     dress(axes, theme)
     axes.set_ylim(max(lanes.num_slots, 1), -rows_above(lanes))
