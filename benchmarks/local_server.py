@@ -96,6 +96,11 @@ class LocalServer:
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def cpu_s(self) -> float:
         """Processor time that the server has taken so far, all threads together."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()

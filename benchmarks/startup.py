@@ -108,7 +108,7 @@ def engine_of(opening: Any, config: Any, loaded: Any, tokenizer: Any, prompt: Se
     from everystop.core.request import SamplingParams
     from everystop.engine.messages import Submit
 
-    engine, _ = opening.build_engine(
+    engine, *_ = opening.build_engine(
         config,
         loaded,
         eos_token_ids=tokenizer.eos_ids,

@@ -257,6 +257,8 @@ class PyDecoder {
     return nb::make_tuple(entry.logprob, entry.rank, nb::tuple(top));
   }
 
+  int64_t sample_ns() const { return decoder_->sample_ns(); }
+
   nb::dict times() const {
     const StepTimes& t = decoder_->times();
     nb::dict out;
@@ -447,6 +449,7 @@ void bind_decoder(nb::module_& m) {
            "none, -2 where the logits were not finite.")
       .def("logprobs", &PyDecoder::logprobs, "row"_a,
            "(logprob, rank, ((id, logprob), ...)) of the token that a row of the last step sampled.")
+      .def("sample_ns", &PyDecoder::sample_ns, "Nanoseconds that the last step spent sampling.")
       .def("forward", &PyDecoder::forward, "rows"_a.noconvert(),
            "Logits float32 [sum of wanted tokens, num_valid_tokens] of rows int64 [R, 5], from logits_from "
            "on.")

@@ -515,6 +515,7 @@ void Decoder::step(const StepRow* rows, int64_t num_rows, const int32_t* copies,
                    int64_t num_padded_rows, int32_t* tokens) {
   plan_rows(rows, num_rows, num_padded_rows);
   copy_blocks(copies, num_copies);
+  sample_ns_ = 0;
   if (num_tokens_ == 0) return;
   sampled_rows_.clear();
   for (int64_t r = 0; r < num_rows; ++r) {
@@ -529,7 +530,9 @@ void Decoder::step(const StepRow* rows, int64_t num_rows, const int32_t* copies,
   run_layers();
   if (sampled_rows_.empty()) return;
   compute_logits(0, static_cast<int64_t>(logits_tokens_.size()));
+  const int64_t began = now_ns();
   sample(num_rows, num_padded_rows, tokens);
+  sample_ns_ = now_ns() - began;
 }
 
 }  // namespace everystop

@@ -101,6 +101,8 @@ class Decoder {
   void step(const StepRow* rows, int64_t num_rows, const int32_t* copies, int64_t num_copies,
             int64_t num_padded_rows, int32_t* tokens);
   const std::vector<TokenLogprobs>& logprobs() const { return logprobs_; }
+  // Nanoseconds that the last step spent sampling.
+  int64_t sample_ns() const { return sample_ns_; }
 
   // Logits of all rows' tokens from logits_from on, [count_logits(rows), num_valid_tokens], one after the
   // other.
@@ -176,6 +178,7 @@ class Decoder {
   std::vector<TokenLogprobs> logprobs_;
   int64_t num_tokens_ = 0;
   int64_t num_live_ = 0;  // rows of hidden_ that are still computed
+  int64_t sample_ns_ = 0;
 
   // Scratch; sizes in floats unless said.
   struct FreeDeleter {

@@ -41,15 +41,18 @@ ALLOWED = {
     "everystop.observe": {
         "everystop.core.events",
         "everystop.core.request:FinishReason",
+        "everystop.core.step_time",  # time that a step took is divided by what is known of step times
         "everystop.observe.comparison",
+        "everystop.observe.history",
         "everystop.observe.slot_use",
+        DURATIONS,
         ERRORS,
     },
-    # Time that a step took is divided by what is known of step times.
     "everystop.observe.history": {
         "everystop.core.events",
         "everystop.core.step_time",
         "everystop.core.step_time_fit",
+        "everystop.observe.queue",
     },
     # A comparison holds histories, and can be read back from a file.
     "everystop.observe.history_data": {
@@ -63,6 +66,7 @@ ALLOWED = {
     "everystop.observe.report": {"everystop.core.events", "everystop.observe", ERRORS},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
     "everystop.observe.recorder": {
+        "everystop.observe.history:Client",
         "everystop.core.plan",
         "everystop.core.policy:PolicySettings",
         "everystop.core.recording:RECORD_VERSION",
@@ -128,9 +132,11 @@ ALLOWED = {
         ERRORS,
         DURATIONS,
     },
+    # What a record says of a run is remembered, and so shown, as a live server does it.
     "everystop.sim": {
         "everystop.core",
         "everystop.engine.loop",
+        "everystop.observe.history",
         "everystop.runner.calibration",
         "everystop.runner.simulated",
         PROTOCOL,
@@ -153,10 +159,35 @@ ALLOWED = {
         ERRORS,
         DURATIONS,
     },
+    # The engine's parts without an engine: a scheduler, and a cost model in place of the model.
+    "everystop.trial.virtual": {
+        "everystop.assembly",
+        "everystop.config",
+        "everystop.core",
+        "everystop.engine.loop",
+        "everystop.observe",
+        "everystop.runner.simulated",
+        "everystop.sim",
+        "everystop.trial",
+    },
+    # Measures by trials, on engines and in virtual time; what it draws and says are views of histories.
+    "everystop.claims": {
+        NATIVE,
+        "everystop.config",
+        "everystop.core.events",
+        "everystop.core.step_time",
+        "everystop.model.spec",
+        "everystop.observe",
+        "everystop.sim",
+        "everystop.trial",
+        DURATIONS,
+        ERRORS,
+    },
     "everystop.trial.traced": {"everystop.sim.traces", "everystop.sim.workloads", DURATIONS},
     "everystop.cli": {
         "everystop.core.policy:POLICIES",
         "everystop.core.policy:honouring",
+        "everystop.claims",
         "everystop.trial",
         "everystop.server",
         "everystop.engine",
@@ -241,6 +272,8 @@ def test_imports_point_one_way() -> None:
         ("everystop.sim.clock", "everystop.engine.engine", None),
         ("everystop.trial.http_client", "everystop.engine.engine", None),
         ("everystop.observe.comparison", "everystop.trial.repeats", None),
+        ("everystop.trial.repeats", "everystop.claims.lab", None),
+        ("everystop.claims.lab", "everystop.engine.engine", None),
     ],
 )
 def test_contract_refuses_what_the_design_forbids(importer: str, imported: str, name: str | None) -> None:

@@ -117,7 +117,7 @@ def open_recorder(config: Config) -> Recorder | None:
     if config.record is None:
         return None
     try:
-        return Recorder(Path(config.record), config.policy, policy_settings(config))
+        return Recorder(Path(config.record), config.policy, policy_settings(config), with_tokens=config.record_prompts)
     except OSError as error:
         raise ConfigError(f"--record {config.record}: {error.strerror or error}; name a file to write") from error
 
@@ -164,8 +164,10 @@ def build_engine(
     eos_token_ids: Sequence[int],
     num_valid_tokens: int,
     make_text_decoder: Callable[[], TextDecoder],
-) -> tuple[Engine, Capacity]:
-    """Runner, scheduler and engine over loaded weights; the engine is not started."""
+) -> tuple[Engine, Capacity, Recorder | None]:
+    """Runner, scheduler and engine over loaded weights, and the recorder if there is to be a record; the engine is not
+    started, and closes the record when it stops.
+    """
     runner, capacity = build_runner(config, loaded, num_valid_tokens)
     step_times = known_step_times(config, capacity, runner)
     recorder = open_recorder(config)
@@ -177,4 +179,4 @@ def build_engine(
         seed=config.seed,
         on_stop=recorder.close if recorder is not None else None,
     )
-    return engine, capacity
+    return engine, capacity, recorder

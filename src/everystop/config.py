@@ -45,10 +45,12 @@ def _setting(
     parse: Any = None,
     least: float | None = None,
     most: float | None = None,
+    metavar: str | None = None,
 ) -> Any:
     """A field of `Config`, shown under `group` in the help; only values from `least` to `most` can be honoured.
 
-    `parse` turns a command-line string into the value (default: the type of the default).
+    `parse` turns a command-line string into the value (default: the type of the default). `metavar` stands for the
+    value in the help where neither the flag nor the type says what it is.
     """
     meta = {
         "flag": flag,
@@ -58,6 +60,7 @@ def _setting(
         "parse": parse or (type(default) if default is not None else str),
         "least": least,
         "most": most,
+        "metavar": metavar,
     }
     return field(default=default, metadata=meta)
 
@@ -77,6 +80,13 @@ class Config:
     )
     api_key: tuple[str, ...] = _setting(
         (), "--api-key", "key that clients must send as Bearer token; may be repeated", group=NETWORK, parse=str
+    )
+    admin_key: tuple[str, ...] = _setting(
+        (),
+        "--admin-key",
+        "key whose holder may also see what others' requests wait for and how they ran; may be repeated",
+        group=NETWORK,
+        parse=str,
     )
     dtype: str = _setting(
         "int8",
@@ -224,8 +234,32 @@ class Config:
     stats_interval: float = _setting(
         10.0, "--stats-interval", "seconds between status lines while busy; 0 for none", group=NETWORK, least=0
     )
+    explain_history: int = _setting(
+        10_000,
+        "--explain-history",
+        "requests that can still be explained when they are over, each choice counted; 0 for none",
+        group=NETWORK,
+        least=0,
+        most=1_000_000,
+    )
+    slow_log: float | None = _setting(
+        None,
+        "--slow-log",
+        "say in one line why, for each request that took longer than so many milliseconds (default: for none)",
+        group=NETWORK,
+        parse=float,
+        least=0,
+        most=1_000_000_000,
+        metavar="MS",
+    )
     record: str | None = _setting(
-        None, "--record", "write every scheduler call to this file, for replay", group=SCHEDULER
+        None,
+        "--record",
+        "write every scheduler call to this file, for replay; without text or token ids",
+        group=SCHEDULER,
+    )
+    record_prompts: bool = _setting(
+        False, "--record-prompts", "write the token ids of prompts and answers to the record, too", group=SCHEDULER
     )
 
     def __post_init__(self) -> None:
@@ -240,10 +274,17 @@ class Config:
             )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; it must be 0 to 65535")
-        if any(key.strip() != key or not key for key in self.api_key):
-            raise ConfigError("--api-key is empty or has blanks at its ends; give the key itself")
+        for flag, keys in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):
+            if any(key.strip() != key or not key for key in keys):
+                raise ConfigError(f"{flag} is empty or has blanks at its ends; give the key itself")
+        if self.slow_log is not None and self.explain_history == 0:
+            raise ConfigError(
+                "--slow-log needs requests to be remembered; raise --explain-history from 0 or leave one out"
+            )
         if not self.ageing > 0:
             raise ConfigError(f"--ageing is {self.ageing:g}; it must be above 0 seconds")
+        if self.record_prompts and self.record is None:
+            raise ConfigError("--record-prompts needs --record FILE; without a record there is nothing to add them to")
         for option in ("fair_quantum", "ttft_target_ms", "itl_target_ms"):
             if getattr(self, option) is not None:
                 check_honoured(option, self.policy)

@@ -168,6 +168,7 @@ def test_requests_that_fail_are_counted_and_end_with_1(compare: Command, capsys:
         (["--trace", "t.csv", "--workload-seed", "3"], "no effect on a file"),
         (["--trace", "t.csv", "--clients", "3", "--dilate-time", "2"], "no effect with --clients"),
         (["--clients", "0"], "at least 1"),
+        (["--slo-ttft-ms", "-3"], "--slo-ttft-ms is -3"),
         (["--seed", "3"], "no effect on greedy"),
         (["--temperature", "-1"], "must be 0 to 100"),
         (["--repeats", "0"], "must be 1 to"),

@@ -47,6 +47,12 @@ def test_repeated_flag_collects_values() -> None:
     assert config("--api-key", "a", "--api-key", "b").api_key == ("a", "b")
 
 
+def test_admin_keys_and_the_slow_log_are_set_by_flag_or_environment() -> None:
+    flags = config("--admin-key", "a", "--admin-key", "b", "--slow-log", "250", "--explain-history", "5")
+    assert flags == config(EVERYSTOP_ADMIN_KEY="a, b", EVERYSTOP_SLOW_LOG="250", EVERYSTOP_EXPLAIN_HISTORY="5")
+    assert (flags.admin_key, flags.slow_log, flags.explain_history) == (("a", "b"), 250.0, 5)
+
+
 def test_flag_wins_over_environment_and_that_over_file(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("port = 1\nmax-num-seqs = 2\nbatch_wait_ms = 3\n")

@@ -16,7 +16,7 @@ from tests.sim.test_replay import record_workload
 
 from everystop import cli
 from everystop.cli import settings
-from everystop.cli.simulate import scheduler_fields
+from everystop.cli.simulate import WITHOUT, scheduler_fields
 from everystop.sim.cost import CostModel
 
 TRACE = "req_time_s,client,prompt_tokens,output_tokens\n" + "".join(
@@ -117,11 +117,11 @@ def test_help_says_where_settings_come_from(command: str, capsys: pytest.Capture
 
 
 def test_every_setting_of_the_scheduler_is_an_option() -> None:
-    """A setting that `serve` has under these titles needs no change here; two have no meaning in virtual time."""
+    """A setting that `serve` has under these titles needs no change here; few have no meaning in virtual time."""
     offered = {field.name for field in scheduler_fields()}
     for field in settings.flag_fields():
         is_of_scheduler = field.metadata["group"] in ("scheduler", "KV cache") or field.name == "max_model_len"
-        assert (field.name in offered) == (is_of_scheduler and field.name not in ("record", "kv_cache_memory")), field
+        assert (field.name in offered) == (is_of_scheduler and field.name not in WITHOUT), field
 
 
 def test_oracle_changes_the_order_and_needs_its_policy(simulate: Command, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -165,3 +166,18 @@ def test_one_policy_alone_has_figures_and_no_ratio() -> None:
     assert "TTFT p95" in text
     assert "against" not in text
     assert "Intervals" not in text
+
+
+def test_goodput_counts_requests_whose_every_token_came_in_time() -> None:
+    demand = {"slo_ttft_ms": 310.0, "slo_itl_ms": 15.0}
+    runs = two_policies(num=1)
+    demanding = replace(runs, settings=demand)
+    keys = {run.policy: bench_keys([run], demand) for run in runs.runs}
+    assert keys["slow"]["request_goodput"] == pytest.approx(1 / 4.0)
+    assert keys["fast"]["request_goodput"] == 0.0
+    assert bench_keys(runs.runs_of("fast"), {"slo_ttft_ms": 310.0})["request_goodput"] == pytest.approx(3 / 2.0)
+    assert bench_keys(runs.runs_of("fast"), {})["request_goodput"] is None
+    found = {gain.measure.name: gain for gain in gains(demanding, "fast")}
+    assert (found["goodput"].baseline, found["goodput"].values, found["goodput"].ratio) == ((0.25,), (0.0,), None)
+    assert "good requests a second" in describe_comparison(demanding)
+    assert "good requests" not in describe_comparison(runs)

@@ -56,6 +56,24 @@ def test_the_oldest_finished_are_forgotten_with_their_clients() -> None:
     assert sorted(history.clients) == ["cmpl-7", "cmpl-8", "cmpl-9"]
 
 
+def test_clients_are_found_by_the_names_that_they_gave_until_they_are_forgotten() -> None:
+    history = History(num_finished=3)
+    names = ["0", *("odd", "even") * 5]
+    for i in range(10):
+        history.add_client(Client(f"cmpl-{i}", "", i, 1, 0, 0, given_name=names[i]))
+    assert [client.name for client in history.clients_called("0")] == ["cmpl-0", "cmpl-0"]
+    run(10, history)
+    assert [client.name for client in history.clients_called("odd")] == ["cmpl-9", "cmpl-7"]
+    assert [client.name for client in history.clients_called("even")] == ["cmpl-8"]
+    assert [client.name for client in history.clients_called("cmpl-8")] == ["cmpl-8"]
+    assert [client.name for client in history.clients_called("8")] == ["cmpl-8"]
+    assert not [*history.clients_called("0"), *history.clients_called("cmpl-0"), *history.clients_called("1")]
+    for i in range(10, 12):
+        history.add_client(Client(f"cmpl-{i}", "", i, 1, 0, 0, given_name="even"))
+    assert [client.name for client in history.clients_called("even")] == ["cmpl-11", "cmpl-10", "cmpl-8"]
+    assert sum(map(len, history._given.values())) == len(history.clients), "what is forgotten takes no memory"
+
+
 def test_memory_is_bounded_by_forgetting_requests_and_then_steps() -> None:
     history = History(max_bytes=20_000)
     run(200, history)

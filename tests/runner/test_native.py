@@ -201,6 +201,14 @@ def test_a_chunk_that_samples_nothing_gives_no_token(runner: NativeRunner) -> No
     assert chunked == whole
 
 
+def test_time_spent_sampling_is_told_where_a_row_samples(runner: NativeRunner) -> None:
+    request = admitted(1, range(1, 51), range(2))
+    chunk = runner.execute(StepPlan(0, rows=[Row(1, 0, 20, 0, 20)], admitted=[request]))
+    last = runner.execute(StepPlan(1, rows=[Row(1, 20, 30, 0, 29)]))
+    assert chunk.sample_ns == 0
+    assert 0 < last.sample_ns < last.execute_ns
+
+
 def test_a_row_may_compute_positions_again(runner: NativeRunner) -> None:
     tokens = generate(runner, admitted(1, [3, 4, 5], range(2)), 10)
     again = runner.execute(StepPlan(50, rows=[Row(1, 5, 4, 0, 3)])).rows

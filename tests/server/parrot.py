@@ -30,7 +30,7 @@ from everystop.engine.engine import Engine
 from everystop.server.listener import listen
 from everystop.server.protocol import Accepted
 from everystop.server.service import Service
-from everystop.server.state import ServedModel
+from everystop.server.state import EngineLimits, ServedModel
 
 EOS, CONTROL, VOCAB = 256, 257, 258
 MODEL = "parrot"
@@ -115,6 +115,7 @@ class ParrotServer:
         self._max_num_seqs = options.pop("max_num_seqs", 16)
         self._max_sequences = options.pop("max_sequences", 4096)
         self._policy = options.pop("policy", None) or make_policy("continuous")
+        self._policy_name = type(self._policy).__name__.lower()
         tenants = options.get("tenants")
         self._tenant_names = tuple(tenants.by_name) if tenants is not None else ()
         self._has_priorities = options.pop("has_priorities", False)
@@ -150,6 +151,9 @@ class ParrotServer:
             ),
             encode=self._encode,
             encode_chat=encode_chat,
+            limits=EngineLimits(
+                policy=self._policy_name, max_num_seqs=self._max_num_seqs, max_num_batched_tokens=64, block_size=16
+            ),
             num_blocks=self.num_blocks,
             max_sequences=self._max_sequences,
             tenant_names=self._tenant_names,
@@ -226,6 +230,17 @@ class ParrotServer:
     def chat(self, content: Any, **fields: Any) -> tuple[int, Any]:
         messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
         return self.post("/v1/chat/completions", {"messages": messages, **fields})
+
+    @contextlib.contextmanager
+    def held(self, headers: Mapping[str, str] | None = None, **fields: Any) -> Iterator[http.client.HTTPConnection]:
+        """A request that has reached the engine and never ends by itself; its client leaves with the context."""
+        num = len(self.scheduler.requests)
+        body = json.dumps({"prompt": "abc", "ignore_eos": True, **fields})
+        with contextlib.closing(self.connect()) as connection:
+            connection.request("POST", "/v1/completions", body, dict(headers or {}))
+            wait_until(lambda: len(self.scheduler.requests) > num)
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result()  # the turn that submitted it is over
+            yield connection
 
     def events(self, path: str, body: Mapping[str, Any]) -> list[Any]:
         """The events of a streamed answer; the last is "[DONE]"."""

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +84,17 @@ class ServerProcess:
                 pipe.close()
 
     def get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=END_S)
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        status, body = answer.status, answer.read()
-        connection.close()
+        status, _, body = self.request("GET", path)
         return status, body
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers (names in lower case) and body."""
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=END_S)) as connection:
+            connection.request(method, path, None if body is None else json.dumps(body), dict(headers or {}))
+            answer = connection.getresponse()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
     def metric(self, name: str) -> float:
         for line in self.get("/metrics")[1].decode().splitlines():

@@ -11,7 +11,20 @@ import sys
 from collections.abc import Sequence
 
 from everystop import __version__
-from everystop.cli import batch, calibrate, compare, plan, pull, replay, serve, simulate
+from everystop.cli import (
+    batch,
+    calibrate,
+    claims,
+    compare,
+    explain,
+    plan,
+    pull,
+    replay,
+    serve,
+    simulate,
+    top,
+    trace,
+)
 from everystop.core.errors import ConfigError, EverystopError
 
 EPILOG = "In a clone, `./everystop test` runs the linters and the tests."
@@ -41,6 +54,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"everystop {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, pull, batch, compare, simulate, plan, calibrate, replay):
+    for command in (serve, pull, batch, compare, claims, top, explain, simulate, plan, calibrate, replay, trace):
         command.add_parser(commands)
     return parser

@@ -8,13 +8,14 @@ import json
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from everystop.cli import settings
+from everystop.cli import settings, simulate
 from everystop.cli.compare_progress import progress_bars
 from everystop.cli.compare_requests import add_requests, read_requests
 from everystop.config import KV_CACHE, MODEL, POLICY_OPTIONS, SCHEDULER, Config, check_honoured
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from everystop.trial.repeats import Watcher
 
 GROUPS = (MODEL, SCHEDULER, KV_CACHE)
-WITHOUT = ("policy", "record", "chat_template", "generation_config")  # of these groups, but of no meaning here
+WITHOUT = ("policy", "record", "chat_template", "generation_config", "seed")  # of these groups, but with no effect here
 DEFAULT_POLICIES = "static,continuous"
 SERVER = "server"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -42,7 +43,7 @@ def add_parser(commands: Any) -> None:
         help="run the same requests under several policies and report the difference",
         description="Run the same requests under several policies on this machine, in turns, and write a report. "
         "Ends with 1 if outputs differ between policies, or if a request failed.",
-        epilog=settings.EPILOG,
+        epilog=settings.SIMULATED_EPILOG,
         formatter_class=settings.HelpFormatter,
         allow_abbrev=False,
     )
@@ -50,6 +51,7 @@ def add_parser(commands: Any) -> None:
     settings.add_config_option(parser)
     add_requests(parser)
     add_method(parser.add_argument_group("method"))
+    simulate.add_slo_options(parser.add_argument_group("goodput"))
     add_server(parser.add_argument_group("a running server instead of this program's engine"))
     groups = {title: parser.add_argument_group(title) for title in GROUPS}
     for field in engine_fields():
@@ -66,7 +68,8 @@ def add_method(group: Any) -> None:
         help=f"which, the baseline first (default: {DEFAULT_POLICIES}); with --url one name of your own",
     )
     add("--repeats", metavar="N", type=int, default=5, help="runs of each policy, in turns (default: 5)")
-    add("--temperature", metavar="X", type=float, default=0.0, help="draw tokens, with --seed (default: 0, greedily)")
+    add("--temperature", metavar="X", type=float, default=0.0, help="draw tokens (default: 0, greedily)")
+    add("--seed", metavar="N", type=int, default=argparse.SUPPRESS, help="another one draws other tokens (default: 0)")
     add("--out", metavar="DIR", type=Path, required=True, help="folder for report.json and the other files")
 
 
@@ -89,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, write, print."""
     if not 1 <= arguments.repeats <= MAX_REPEATS:
         raise ConfigError(f"--repeats is {arguments.repeats}; it must be 1 to {MAX_REPEATS:,}")
+    simulate.make_slo(arguments)  # which says what is no time
     workload, max_num_seqs = read_requests(arguments)
     make_folder(arguments.out)
     with progress_bars(arguments.repeats, show=sys.stderr.isatty()) as watcher:
@@ -98,8 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
             comparison = on_engine(arguments, workload, max_num_seqs, watcher)
     from everystop.observe.comparison_text import describe_comparison
 
+    written = write(comparison, arguments.out)  # first: whoever reads the words may leave
     print(describe_comparison(comparison))
-    print(f"\nwritten to {arguments.out}: {', '.join(write(comparison, arguments.out))}", file=sys.stderr)
+    print(f"\nwritten to {arguments.out}: {', '.join(written)}", file=sys.stderr)
     if not comparison.is_complete:
         return 130
     return 0 if comparison.equality().holds and not comparison.num_errors else 1
@@ -109,7 +114,8 @@ def make_folder(folder: Path) -> None:
     """Before anything is measured: raises ConfigError if the report could not be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").touch()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise ConfigError(f"--out {folder} cannot be written: {error.strerror}; name another folder") from None
 
@@ -120,9 +126,8 @@ def make_configs(arguments: argparse.Namespace, max_num_seqs: int | None) -> dic
     Raises ConfigError, also for an option that none of them honours.
     """
     policies = parse_policies(arguments.policies or DEFAULT_POLICIES)
-    values = settings.given_values(arguments)
-    for name in WITHOUT:
-        values.pop(name, None)
+    given = settings.given_values(arguments)
+    values = {name: value for name, value in given.items() if name not in ("policy", "record")}
     if max_num_seqs is not None:
         values.setdefault("max_num_seqs", max_num_seqs)
     for option, field in POLICY_OPTIONS.items():
@@ -264,6 +269,8 @@ def method(arguments: argparse.Namespace, workload: Workload, seed: int | None) 
         "num_clients": workload.num_clients or None,
         "temperature": arguments.temperature,
         "seed": seed,
+        "slo_ttft_ms": arguments.slo_ttft_ms,
+        "slo_itl_ms": arguments.slo_itl_ms,
         "workload_seed": arguments.workload_seed,
         "order": "policies in turns within each repeat, after a warm-up",
     }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from everystop.cli import settings
 from everystop.config import POLICY_OPTIONS
+from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES
 
 
@@ -30,6 +32,13 @@ def add_parser(commands: Any) -> None:
         if field.name in POLICY_OPTIONS:
             settings.add_option(group, field, default="as recorded")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument(
+        "--write-workload",
+        metavar="FILE",
+        type=Path,
+        help="instead, write the requests of a record with prompts (--record-prompts) as a workload, to send "
+        "them again",
+    )
     parser.set_defaults(run=run)
 
 
@@ -39,9 +48,26 @@ def run(arguments: argparse.Namespace) -> int:
     from everystop.sim.replay import replay
     from everystop.sim.replay_report import describe_replay, replay_figures
 
+    if arguments.write_workload is not None:
+        return write_workload(arguments)
     options = {name: getattr(arguments, name) for name in POLICY_OPTIONS if hasattr(arguments, name)}
     change = partial(changed_settings, options=options) if options else None
     report = replay(arguments.record, policy=arguments.policy, change=change)
     figures = replay_figures(report)
     print(json.dumps(figures) if arguments.json else describe_replay(figures))
     return 0 if report.first_difference is None else 1
+
+
+def write_workload(arguments: argparse.Namespace) -> int:
+    """Write the recorded requests; nothing is replayed."""
+    from everystop.sim.again import workload_of_record
+
+    if arguments.policy or arguments.json or any(hasattr(arguments, name) for name in POLICY_OPTIONS):
+        raise ConfigError("--write-workload replays nothing; leave out the other options")
+    lines = workload_of_record(arguments.record)
+    try:
+        arguments.write_workload.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--write-workload {arguments.write_workload}: {error.strerror or error}") from error
+    print(f"{arguments.write_workload}: {len(lines) - 1:,} requests", file=sys.stderr)
+    return 0

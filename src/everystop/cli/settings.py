@@ -20,6 +20,8 @@ from everystop.core.errors import ConfigError
 ENVIRONMENT_PREFIX = "EVERYSTOP_"
 OTHER_VARIABLES = ("EVERYSTOP_CONFIG", "EVERYSTOP_HOME", "EVERYSTOP_ISA")
 """Variables that are no field of `Config`: the file of options, the cache folder, the instruction-set path."""
+DEFAULT_URL = "http://127.0.0.1:8000"
+KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}API_KEY"
 _SOURCES = (
     "can also be given in the environment (--max-num-seqs as EVERYSTOP_MAX_NUM_SEQS) or as a line of the TOML file "
     'named by --config (max-num-seqs = 32, policy = "fair"); a flag wins over the environment, and that over the file.'
@@ -49,6 +51,16 @@ def add_options(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = (
             add_option(groups[field.metadata["group"]], field)
 
 
+def add_remote_options(parser: Any) -> None:
+    """Add the flags of a command that looks at a running server: which one, and with which key."""
+    parser.add_argument("--url", metavar="URL", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help=f"key that the server wants (default: the first of {KEY_VARIABLE}, which no list of processes shows)",
+    )
+
+
 def add_config_option(parser: Any) -> None:
     """Add the flag for the file of options."""
     parser.add_argument("--config", metavar="FILE", help="a TOML file with options, one a line")
@@ -67,7 +79,7 @@ def add_option(group: Any, field: dataclasses.Field[Any], *, default: str | None
     else:
         options["type"] = as_argparse_type(parse)
         options["choices"] = field.metadata["choices"]
-        options["metavar"] = None if options["choices"] else metavar(flag, parse)
+        options["metavar"] = None if options["choices"] else field.metadata["metavar"] or metavar(flag, parse)
         if isinstance(field.default, tuple):
             options["action"] = "append"
     group.add_argument(flag, **options)

@@ -67,6 +67,12 @@ class Batch:
         """Blocks that come back with plans on their way."""
         return sum(len(table) for out in self.outstanding for table in out.deferred)
 
+    @property
+    def tables(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """(request id, block table) of those that have one: the running, then the padded."""
+        on_board = (*self.running.values(), *self.held.values())
+        return tuple((request.request_id, tuple(request.block_table)) for request in on_board if request.block_table)
+
     def board(self, request: Request) -> None:
         """Take the lowest free slot for a request that has its blocks."""
         request.slot = heappop(self.free_slots)

@@ -37,6 +37,11 @@ class BlockPool:
         """Blocks that nobody uses but that a prefix could still match."""
         return len(self._cached)
 
+    @property
+    def cached(self) -> tuple[int, ...]:
+        """Those blocks, in no order that means anything."""
+        return tuple(dict.keys(self._cached))  # cheaper than the order of eviction
+
     def take(self, num: int) -> list[int] | None:
         """Hand out `num` private blocks, blank ones first, evicting the least recently used; None and no change if too
         few.

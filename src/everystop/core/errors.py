@@ -17,6 +17,7 @@ EverystopError
 │   ├── UnsupportedModel   a sound file of a kind that this version does not serve
 │   └── PullFailed         an embedded model could not be fetched
 ├── RecordError            a file is no record of a run, or one that cannot be replayed
+├── RemoteError            a server that a command looks at is not there, or does not answer as it should
 ├── EngineDead             the engine thread has failed; nothing can be served (HTTP 503)
 ├── Draining               the server is shutting down (HTTP 503)
 └── PolicyError            a scheduling policy broke its contract (our own bug)
@@ -129,6 +130,10 @@ class ChatTemplateError(RequestError):
 
 class RecordError(EverystopError):
     """A file that is no record of a run, or one that cannot be replayed."""
+
+
+class RemoteError(EverystopError):
+    """A running server cannot be asked, or refuses."""
 
 
 class EngineDead(EverystopError):

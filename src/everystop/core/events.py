@@ -111,7 +111,8 @@ class StepEvent(NamedTuple):
     """A step was executed and taken back: its plan, the tokens accepted, the state after it, its durations.
 
     A step planned by time has a `target_ns`, and a `predicted_ns` that is above it where the target is out of reach;
-    others have 0 for both. Of the tokens computed, `num_recomputed_tokens` had been there before a preemption.
+    others have 0 for both. Of the tokens computed, `num_recomputed_tokens` had been there before a preemption. Of
+    `execute_ns`, `sample_ns` went to sampling, as far as the runner knows.
     """
 
     now_ns: int
@@ -129,6 +130,7 @@ class StepEvent(NamedTuple):
     target_ns: int = 0
     predicted_ns: int = 0
     num_recomputed_tokens: int = 0
+    sample_ns: int = 0
 
 
 class FinishEvent(NamedTuple):
@@ -167,4 +169,20 @@ class FinishEvent(NamedTuple):
         )
 
 
-Event = ArrivalEvent | RefuseEvent | AdmitEvent | PreemptEvent | WaitEvent | StepEvent | FinishEvent
+class BlockEvent(NamedTuple):
+    """Who holds the blocks of the KV cache at this moment, after the planning of step `step_id`; made only when
+    somebody asks, since it takes time in proportion to the blocks.
+
+    `ref_counts` has an entry a block; `cached` are those that nobody holds and a prefix can still match, in no order;
+    `tables` are (request id, block table) of those on board, in the order of boarding. Blocks that a step on its way
+    keeps for a request that has left are in no table.
+    """
+
+    now_ns: int
+    step_id: int
+    ref_counts: tuple[int, ...]
+    cached: tuple[int, ...]
+    tables: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+Event = ArrivalEvent | RefuseEvent | AdmitEvent | PreemptEvent | WaitEvent | StepEvent | FinishEvent | BlockEvent

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from everystop.core.request import Request, SamplingParams
 from everystop.core.rows import Rows
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class Admitted(NamedTuple):
     """All that a runner needs to know of a request, sent once when it boards (again after a preemption).
@@ -92,7 +94,7 @@ class StepPlan:
 
     def to_json(self) -> str:
         """One line, the same bytes for the same plan."""
-        return json.dumps(asdict(self) | {"rows": list(self.rows.tuples())}, separators=(",", ":"))
+        return _encode(asdict(self) | {"rows": list(self.rows.tuples())})
 
     def fingerprint(self) -> str:
         """16 hex digits that change with every decision in the plan; token ids and sampling parameters do not enter."""
@@ -111,7 +113,7 @@ class StepPlan:
             self.num_padded_rows,
             self.wake_at_ns,
         )
-        return hashlib.sha256(json.dumps(decisions, separators=(",", ":")).encode()).hexdigest()[:16]
+        return hashlib.sha256(_encode(decisions).encode()).hexdigest()[:16]
 
 
 class TokenLogprobs(NamedTuple):
@@ -128,10 +130,12 @@ class StepResult:
 
     Each entry of `rows` is the tuple of sampled token ids (empty for a chunk that samples nothing) or a failure code, a
     str, which fails that request alone. `logprobs` holds one entry per sampled token for requests that asked. `stopped`
-    names requests whose stop string ended with this step's token, and which one it was.
+    names requests whose stop string ended with this step's token, and which one it was. Of `execute_ns`, `sample_ns`
+    went to sampling, 0 where that is not known.
     """
 
     rows: list[tuple[int, ...] | str]
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     stopped: dict[int, str] = field(default_factory=dict)
     execute_ns: int = 0
+    sample_ns: int = 0

@@ -31,7 +31,10 @@ class Listener(Protocol):
         """A request was taken."""
 
     def refused(self, request: Request, now_ns: int) -> None:
-        """A request was refused."""
+        """A request was refused by the scheduler."""
+
+    def declined(self, request: Request, now_ns: int) -> None:
+        """A request was refused by whoever asks, before it came to the scheduler."""
 
     def aborted(self, request_id: int, now_ns: int) -> None:
         """A request was aborted, perhaps one that is unknown or has ended."""
@@ -70,6 +73,10 @@ class RecordingScheduler(Scheduler):
             self._listener.refused(request, now_ns)
             raise
         self._listener.added(request, now_ns)
+
+    def note_refusal(self, request: Request, error: RequestError, now_ns: int) -> None:
+        super().note_refusal(request, error, now_ns)
+        self._listener.declined(request, now_ns)
 
     def abort(self, request_id: int, now_ns: int) -> bool:
         known = super().abort(request_id, now_ns)

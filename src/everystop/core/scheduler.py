@@ -17,6 +17,7 @@ from everystop.core.errors import NeverFits, PolicyError, PromptTooLong, Request
 from everystop.core.events import (
     AdmitEvent,
     ArrivalEvent,
+    BlockEvent,
     Event,
     FinishEvent,
     PreemptEvent,
@@ -117,6 +118,11 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
+    def block_event(self, now_ns: int) -> BlockEvent:
+        """Who holds which blocks; changes nothing, and is not one of the events that `take_events` returns."""
+        pool = self.kv.pool
+        return BlockEvent(now_ns, self._next_step_id - 1, tuple(pool.ref_count), pool.cached, self.batch.tables)
+
     def check_integrity(self) -> None:
         """Assert every invariant; called after each step in tests and in the simulator, never on the hot path."""
         check_scheduler(self)
@@ -139,12 +145,19 @@ class Scheduler:
             if not self.siblings.has(request.group_id):
                 self.policy.check_add(request, self._look(now_ns))
         except RequestError as error:
-            self._events.append(RefuseEvent(now_ns, request.request_id, type(error).__name__, request.tenant))
+            self._refuse(request, error, now_ns)
             raise
         self.requests[request.request_id] = request
         self.siblings.join(request)
         self._events.append(ArrivalEvent.of(request, now_ns))
         self._start_waiting(request, now_ns)
+
+    def note_refusal(self, request: Request, error: RequestError, now_ns: int) -> None:
+        """Record that whoever asks has refused a request before it came here."""
+        self._refuse(request, error, now_ns)
+
+    def _refuse(self, request: Request, error: RequestError, now_ns: int) -> None:
+        self._events.append(RefuseEvent(now_ns, request.request_id, type(error).__name__, request.tenant))
 
     def _start_waiting(self, request: Request, now_ns: int) -> None:
         if self._keep_order.is_front(request):
@@ -572,6 +585,7 @@ class Scheduler:
             landed.target_ns,
             landed.predicted_ns,
             landed.num_recomputed_tokens,
+            result.sample_ns,
         )
 
     def _accept(

@@ -45,8 +45,9 @@ class Engine:
     """Runs requests submitted from other threads; `start` it, and `stop` it in the end.
 
     `on_outputs` gets one list of outputs a step, `on_events` the step's events, `on_failure` the error that ended the
-    engine; all three are called on the engine's thread. `submit` and `abort` may be called from any thread,
-    `allocate_ids` from one only. `is_idle` tells that the thread sleeps, `heartbeat_ns` when it last turned its loop.
+    engine; all three are called on the engine's thread. `submit`, `abort` and `ask_blocks` may be called from any
+    thread, `allocate_ids` from one only. `is_idle` tells that the thread sleeps, `heartbeat_ns` when it last turned its
+    loop.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Engine:
         self._inbox: deque[Submit | Abort] = deque()
         self._wake = threading.Event()
         self._stopping = False
+        self._is_asked_blocks = False
         self._next_id = 0
         self._stop_watches: dict[int, tuple[TextDecoder, StopMatcher]] = {}
         self._refused: list[StepOutput] = []
@@ -107,6 +109,11 @@ class Engine:
         self._inbox.append(message)
         self._wake.set()
 
+    def ask_blocks(self) -> None:
+        """Have a `BlockEvent` among the events of the turn in progress, or of the next one."""
+        self._is_asked_blocks = True
+        self._wake.set()
+
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread after the step in progress and release the runner; unfinished requests get no more."""
         self._stopping = True
@@ -136,6 +143,7 @@ class Engine:
                 self._take_messages()
                 turn = self._loop.turn()
                 self.heartbeat_ns = time.monotonic_ns()
+                self._look_at_blocks(turn.events)
                 self._deliver(turn)
                 if turn.is_idle and not self._inbox:
                     self._sleep(turn.wake_at_ns)
@@ -180,13 +188,32 @@ class Engine:
                 itl_target_ns=message.itl_target_ns,
             )
             try:
-                _check_some_token_may_begin(request)
+                self._check_some_token_may_begin(request, now_ns)
                 self._scheduler.add(request, now_ns)
             except RequestError as error:
                 self._refused.append(_refusal(request.request_id, error))
                 continue
             if params.stop and self._make_text_decoder is not None:
                 self._stop_watches[request.request_id] = (self._make_text_decoder(), StopMatcher(params.stop))
+
+    def _look_at_blocks(self, events: list[Event]) -> None:
+        """Add who holds the blocks to a turn's events, if somebody has asked."""
+        if self._is_asked_blocks:
+            self._is_asked_blocks = False
+            events.append(self._scheduler.block_event(time.monotonic_ns()))
+
+    def _check_some_token_may_begin(self, request: Request, now_ns: int) -> None:
+        """Raise RequestError, and record it, where `min_tokens` masks every token that the request allows."""
+        params = request.params
+        allowed = params.allowed_token_ids
+        if params.min_tokens > 0 and allowed and request.stop_ids.issuperset(allowed):
+            error = RequestError(
+                f"min_tokens is {params.min_tokens}, but allowed_token_ids names only tokens that end the answer, and "
+                "none of them may be the first; allow another token, or set min_tokens to 0",
+                param="min_tokens",
+            )
+            self._scheduler.note_refusal(request, error, now_ns)
+            raise error
 
     def _find_stops(self, plan: StepPlan, result: StepResult) -> None:
         """Tell the scheduler which requests end with this step's token because of a stop string."""
@@ -220,17 +247,6 @@ class Engine:
             callback(argument)
         except Exception:
             log.exception("a callback of the engine failed")
-
-
-def _check_some_token_may_begin(request: Request) -> None:
-    """Raise RequestError where `min_tokens` masks every token that the request allows."""
-    params = request.params
-    if params.min_tokens > 0 and params.allowed_token_ids and request.stop_ids.issuperset(params.allowed_token_ids):
-        raise RequestError(
-            f"min_tokens is {params.min_tokens}, but allowed_token_ids names only tokens that end the answer, and none "
-            "of them may be the first; allow another token, or set min_tokens to 0",
-            param="min_tokens",
-        )
 
 
 def _refusal(request_id: int, error: RequestError) -> StepOutput:

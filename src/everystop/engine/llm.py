@@ -75,7 +75,7 @@ class LLM:
         self.default_params = SamplingParams(**defaults)
         self.num_valid_tokens = min(self.tokenizer.num_ids, checkpoint.spec.vocab_size)
         loaded = load_model(checkpoint, dtype=config.dtype, num_threads=num_threads(config), home=home)
-        self.engine, self.capacity = build_engine(
+        self.engine, self.capacity, _ = build_engine(
             config,
             loaded,
             eos_token_ids=self.tokenizer.eos_ids,

@@ -13,6 +13,7 @@ from typing import Any
 
 from everystop.observe.comparison import RequestLine, Run
 from everystop.observe.distribution import percentile
+from everystop.observe.goodput import is_demanding, num_good
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -37,6 +38,7 @@ def bench_keys(runs: Sequence[Run], settings: Mapping[str, Any]) -> dict[str, An
         "total_input_tokens": num_input,
         "total_output_tokens": num_output,
         "request_throughput": _per(len(good), duration_s),
+        "request_goodput": _goodput(runs, settings, duration_s),
         "output_throughput": _per(num_output, duration_s),
         "total_token_throughput": _per(num_input + num_output, duration_s),
         "max_output_tokens_per_s": max(map(_most_tokens_in_a_second, runs)),
@@ -52,6 +54,11 @@ def request_rate(run: Run) -> float | str:
     """Requests a second of an open loop; "inf" where clients send as soon as they are free."""
     times = [line.scheduled_s for line in run.requests if line.scheduled_s is not None]
     return len(times) / max(times) if len(times) == len(run.requests) and max(times, default=0.0) > 0 else "inf"
+
+
+def _goodput(runs: Sequence[Run], settings: Mapping[str, Any], duration_s: float) -> float | None:
+    """Good requests a second; None without a demand."""
+    return _per(sum(num_good(run, settings) for run in runs), duration_s) if is_demanding(settings) else None
 
 
 def _per(num: int, duration_s: float) -> float | None:

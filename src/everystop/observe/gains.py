@@ -5,12 +5,14 @@ A ratio above 1 means better, whichever way the figure goes: 2 is twice as many 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from everystop.observe.comparison import Comparison, Run
 from everystop.observe.distribution import percentile
+from everystop.observe.goodput import is_demanding, num_good
 from everystop.observe.ratios import Ratio, paired_ratio
 
 HEADLINE = ("output_throughput", "ttft_p95", "e2e_p95")
@@ -63,6 +65,8 @@ def measures(comparison: Comparison) -> list[Measure]:
         *_latency("tpot", "TPOT", _tpot_s, (95,)),
         *_latency("e2e", "E2E", _e2e_s, (50, 95)),
     ]
+    if is_demanding(comparison.settings):
+        found.append(Measure("goodput", "good requests a second", partial(_goodput, comparison.settings), is_rate=True))
     groups = comparison.groups
     for group in groups if 1 < len(groups) <= MAX_GROUPS else ():
         found += [
@@ -120,6 +124,10 @@ def _percentile(values: Values, percent: int, run: Run) -> float:
 
 def _throughput(run: Run) -> float:
     return run.num_output_tokens / run.duration_s if run.duration_s > 0 else float("nan")
+
+
+def _goodput(settings: Mapping[str, Any], run: Run) -> float:
+    return num_good(run, settings) / run.duration_s if run.duration_s > 0 else float("nan")
 
 
 def _ttft_s(run: Run, group: str | None) -> list[float]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from everystop.core.events import (
     AdmitEvent,
     ArrivalEvent,
+    BlockEvent,
     Event,
     FinishEvent,
     PreemptEvent,
@@ -26,6 +27,7 @@ from everystop.core.events import (
 )
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepFeatures, StepTimeModel
 from everystop.core.step_time_fit import StepTimeFit
+from everystop.observe.queue import Queue
 
 T = TypeVar("T")
 
@@ -37,6 +39,7 @@ ACT_BYTES = 200
 RECENT_STEPS = 30_000  # ten minutes of steps of 20 ms
 DEFAULT_FINISHED = 10_000
 DEFAULT_BYTES = 256 << 20
+MAX_DIGITS = 19  # of a request's number
 
 
 def _now_ns(item: StepRecord | Act) -> int:
@@ -74,6 +77,7 @@ class StepRecord(NamedTuple):
     target_ns: int
     predicted_ns: int
     step_times: StepTimeModel
+    sample_ns: int = 0
 
     @classmethod
     def of(cls, event: StepEvent, step_times: StepTimeModel) -> StepRecord:
@@ -100,6 +104,7 @@ class StepRecord(NamedTuple):
             event.target_ns,
             event.predicted_ns,
             step_times,
+            event.sample_ns,
         )
 
     @property
@@ -118,11 +123,13 @@ class StepRecord(NamedTuple):
 
 @dataclass(slots=True)
 class Client:
-    """One HTTP request: `name` is the id that its answer carries, `owner` whose key it was sent with.
+    """One HTTP request: `name` is the id that its answer carries, `given_name` the id that the client gave it itself,
+    `owner` whose key it was sent with.
 
     Its sequences (prompts times n) are `num` consecutive requests. `received_ns` is when the last byte of the body had
     been read, `submitted_ns` when the engine was told, `first_sent_ns` and `delivered_ns` when the first and the last
-    byte of the answer were given to the socket (None: not yet; a client that left never gets its last byte).
+    byte of the answer were given to the socket (None: not yet; comments that say how it waits do not count). A client
+    that `has_left` never gets its last byte: then `delivered_ns` is when the server saw it go.
     """
 
     name: str
@@ -133,6 +140,8 @@ class Client:
     submitted_ns: int
     first_sent_ns: int | None = None
     delivered_ns: int | None = None
+    given_name: str = ""
+    has_left: bool = False
 
     @property
     def request_ids(self) -> range:
@@ -142,7 +151,10 @@ class Client:
 
 @dataclass(slots=True)
 class Trail:
-    """What the events say of one request, in their order; `refusal` is set instead of all else for one never taken."""
+    """What the events say of one request, in their order; `refusal` is set instead of all else for one never taken.
+
+    `ahead` is why whoever was next waited when this one arrived.
+    """
 
     request_id: int
     arrival: ArrivalEvent | None = None
@@ -151,6 +163,7 @@ class Trail:
     finish: FinishEvent | None = None
     refusal: RefuseEvent | None = None
     client: Client | None = None
+    ahead: WaitEvent | None = None
 
     @property
     def is_over(self) -> bool:
@@ -220,7 +233,7 @@ class Log(Generic[T]):
 
 
 class History:
-    """Steps, acts (all other events) and requests of one engine.
+    """Steps, acts (all other events) and requests of one engine, and the queue as it is now.
 
     Remembered are the requests that are not over, the last `num_finished` that are, and the steps and acts since the
     first of them arrived, at least the last 30,000 steps; all this up to about `max_bytes`, beyond which the oldest
@@ -239,11 +252,14 @@ class History:
         self.acts: Log[Act] = Log()
         self.trails: dict[int, Trail] = {}
         self.clients: dict[str, Client] = {}
+        self.queue = Queue()
         self.last_ns = 0
         self.num_refused = 0
-        self._num_finished = num_finished
+        self.blocks: BlockEvent | None = None  # the last time that somebody asked
+        self.num_finished = num_finished
         self._max_bytes = max_bytes
         self._num_bytes = 0
+        self._given: dict[str, dict[str, Client]] = {}  # by the names that clients gave, then by ours
         self._over: deque[int] = deque()
         self._inbox: deque[Sequence[Event]] = deque()
         self._fit = StepTimeFit(step_times)
@@ -265,8 +281,22 @@ class History:
     def add_client(self, client: Client) -> None:
         """An HTTP request has been submitted; to be called before `catch_up` can meet its arrival."""
         self.clients[client.name] = client
+        if client.given_name:
+            self._given.setdefault(client.given_name, {})[client.name] = client
         for request_id in client.request_ids:
             self._trail(request_id).client = client
+
+    def clients_called(self, name: str) -> Iterator[Client]:
+        """The remembered clients that a name may mean: whose answer has that id; who gave it themselves, the last one
+        first; whose sequence has that number in the engine.
+        """
+        if name in self.clients:
+            yield self.clients[name]
+        yield from reversed(self._given.get(name, {}).values())
+        if name.isascii() and name.isdecimal() and len(name) < MAX_DIGITS:
+            trail = self.trails.get(int(name))
+            if trail is not None and trail.client is not None:
+                yield trail.client
 
     @property
     def step_times(self) -> StepTimeModel:
@@ -294,6 +324,24 @@ class History:
         """The remembered acts of that time or later."""
         return self.acts.since(self.acts.position_of(now_ns, _now_ns))
 
+    def steps_between_ns(self, after_ns: int, until_ns: int) -> list[StepRecord]:
+        """The remembered steps that came back after the one time and not after the other."""
+        steps = self.steps
+        return steps.between(steps.position_of(after_ns + 1, _now_ns), steps.position_of(until_ns + 1, _now_ns))
+
+    def acts_between_ns(self, first_ns: int, last_ns: int) -> list[Act]:
+        """The remembered acts from the one time to the other, both included."""
+        acts = self.acts
+        return acts.between(acts.position_of(first_ns, _now_ns), acts.position_of(last_ns + 1, _now_ns))
+
+    @property
+    def acts_known_ns(self) -> int:
+        """From when on all acts are remembered."""
+        acts, steps = self.acts, self.steps
+        if not acts.start:
+            return 0
+        return acts[acts.start].now_ns if len(acts) else steps[steps.start].scheduled_ns
+
     def _trail(self, request_id: int) -> Trail:
         trail = self.trails.get(request_id)
         if trail is None:
@@ -305,14 +353,19 @@ class History:
         if isinstance(event, StepEvent):
             self._fold_step(event)
             return
+        if isinstance(event, BlockEvent):
+            self.blocks = event
+            return
         self.acts.append(event)
         self._num_bytes += ACT_BYTES
+        ahead = self.queue.head
+        self.queue.observe(event)
         if isinstance(event, WaitEvent):
             return
         trail = self._trail(event.request_id)
         match event:
             case ArrivalEvent():
-                trail.arrival = event
+                trail.arrival, trail.ahead = event, ahead
             case AdmitEvent():
                 trail.admits.append(event)
             case PreemptEvent():
@@ -333,11 +386,13 @@ class History:
         self._last_landed_ns = event.now_ns
         record = StepRecord.of(event, self._fit.model)
         self.steps.append(record)
+        if self.queue.parked:
+            self.queue.land(record.request_ids, record.starts, record.nums)
         self._num_bytes += STEP_BYTES + ROW_BYTES * record.num_rows
 
     def _forget(self) -> None:
         """Drop the oldest finished requests beyond the limits, then the steps and acts that nobody needs any more."""
-        while self._over and (len(self._over) > self._num_finished or self._num_bytes > self._max_bytes):
+        while self._over and (len(self._over) > self.num_finished or self._num_bytes > self._max_bytes):
             self._forget_request(self._over.popleft())
             if self._num_bytes > self._max_bytes:
                 self._forget_unneeded()
@@ -348,8 +403,16 @@ class History:
 
     def _forget_request(self, request_id: int) -> None:
         trail = self.trails.pop(request_id)
-        if trail.client is not None and not any(i in self.trails for i in trail.client.request_ids):
-            self.clients.pop(trail.client.name, None)
+        client = trail.client
+        if client is not None and not any(i in self.trails for i in client.request_ids):
+            self._forget_client(client)
+
+    def _forget_client(self, client: Client) -> None:
+        self.clients.pop(client.name, None)
+        namesakes = self._given.get(client.given_name, {})
+        namesakes.pop(client.name, None)
+        if not namesakes:
+            self._given.pop(client.given_name, None)
 
     def _forget_unneeded(self) -> None:
         """Steps and acts from before the oldest remembered request; the last ones stay for their own sake."""

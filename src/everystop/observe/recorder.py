@@ -1,4 +1,5 @@
-"""Writes every call of a scheduler to a file, so that the run can be replayed; knows nothing of models or clients.
+"""Writes every call of a scheduler to a file, so that the run can be replayed, and the times of its clients; knows
+nothing of models.
 
 A record is gzip-compressed JSON, one array or object a line:
 
@@ -6,17 +7,26 @@ A record is gzip-compressed JSON, one array or object a line:
      and the fields of PolicySettings: "batch_wait_ns": 0, ..., "shares": {tenant's number: {...}, ...}}
     ["add", now_ns, request_id, group_id, choice_index, num_prompt_tokens, max_tokens, min_tokens, n, num_stop_ids,
             tenant, priority, and if it has targets of its own: ttft_target_ns, itl_target_ns]
-    ["refuse", ... the same ...]
+    ["refuse", ... the same ...]      by the scheduler
+    ["decline", ... the same ...]     by whoever asks, before the scheduler saw it
     ["abort", now_ns, request_id]
     ["schedule", now_ns, num_rows, num_tokens, fingerprint of the plan]
-    ["update", now_ns, execute_ns, rows, request_ids whose stop string was found]
+    ["update", now_ns, execute_ns, rows, request_ids whose stop string was found, and if it is known: sample_ns]
     ["keys", request_id, [block keys]]
+    ["client", first_request_id, num, id of the answer, received_ns, submitted_ns, first_sent_ns, delivered_ns,
+               and if either says something: the id that the client gave, whether it left]
+
+and, only if the user asked for token ids:
+
+    ["prompt", group_id, [token ids], {fields of SamplingParams that are not the default}, [end-of-sequence ids]]
+    ["output", request_id, [token ids]]
 
 In an update, `rows` runs parallel to the rows of the oldest plan that has not come back: the number of tokens sampled,
 or [number, index of each that is a stop token ...], or the code of a failure. Keys stand after their request's calls:
-they are complete when it ends, and hashed again with a salt of this record alone. Tenants are numbered: those
-with a share of their own first, in the order of `shares`, then the others in order of appearance. There are no token
-ids and no text.
+they are complete when it ends, and hashed again with a salt of this record alone; so do outputs. Tenants are numbered:
+those with a share of their own first, in the order of `shares`, then the others in order of appearance. A client stands
+where its answer was done, give or take 256 calls; a time that never came is null. Otherwise there are no token ids and
+no text.
 """
 
 from __future__ import annotations
@@ -27,7 +37,9 @@ import json
 import logging
 import secrets
 import threading
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -35,30 +47,40 @@ from typing import Any
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import PolicySettings
 from everystop.core.recording import RECORD_VERSION
-from everystop.core.request import Request
+from everystop.core.request import Request, SamplingParams
+from everystop.observe.history import Client
 
 log = logging.getLogger("everystop.recorder")
 
 CALLS_PER_BATCH = 256
 KEY_DIGITS = 32
+_PLAIN = SamplingParams()
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Recorder:
     """A listener of one scheduler's calls; formats and writes them on a thread of its own.
 
     A call costs the caller one tuple and one append. Calls reach the file in batches of 256, the last of them at
-    `close`. A file that cannot be written ends the record with a warning, never the run.
+    `close`. A file that cannot be written ends the record with a warning, never the run. `with_tokens` adds what
+    clients asked and got, in token ids.
     """
 
-    def __init__(self, path: Path, policy: str, settings: PolicySettings) -> None:
+    def __init__(self, path: Path, policy: str, settings: PolicySettings, *, with_tokens: bool = False) -> None:
         self._file = gzip.open(path, "wt", compresslevel=4, encoding="ascii")  # noqa: SIM115 (closed by the thread)
         self._path = path
         self._header = {"everystop_record": RECORD_VERSION, "policy": policy, **settings.numbered().as_data()}
         self._calls: list[tuple[Any, ...]] = []
+        self._clients: deque[Client] = deque()
         self._batches: SimpleQueue[list[tuple[Any, ...]] | None] = SimpleQueue()
-        self._formatter = _Formatter(secrets.token_bytes(16), settings.shares)
+        self._formatter = _Formatter(secrets.token_bytes(16), settings.shares, with_tokens=with_tokens)
         self._thread = threading.Thread(target=self._write_batches, name="everystop-recorder", daemon=True)
         self._thread.start()
+
+    @property
+    def thread_id(self) -> int | None:
+        """The writing thread's, as `threading.Thread.ident`."""
+        return self._thread.ident
 
     # Called by the scheduler.
 
@@ -74,6 +96,10 @@ class Recorder:
         """A request arrives in vain."""
         self._note("refuse", now_ns, request)
 
+    def declined(self, request: Request, now_ns: int) -> None:
+        """A request is turned away before."""
+        self._note("decline", now_ns, request)
+
     def aborted(self, request_id: int, now_ns: int) -> None:
         """A client is gone."""
         self._note("abort", now_ns, request_id)
@@ -85,6 +111,14 @@ class Recorder:
     def updated(self, plan: StepPlan, result: StepResult, now_ns: int, ended: list[int]) -> None:
         """A result is back, and these requests have ended since the last one."""
         self._note("update", now_ns, plan, result, ended)
+
+    # Called by whoever answers.
+
+    def client(self, client: Client) -> None:
+        """An answer is done, and its times are known; from any thread, and of no effect once the record is closed."""
+        self._clients.append(client)
+
+    # Called in the end.
 
     def close(self) -> None:
         """Write what is left and close the file."""
@@ -106,15 +140,22 @@ class Recorder:
             with self._file:
                 while (batch := self._batches.get()) is not None:
                     self._write(line for call in batch for line in self._formatter.lines(call))
+                    self._write_clients()
                 self._write(self._formatter.last_lines())
         except OSError as error:
             log.warning("the record %s ends here: %s", self._path, error)
             while self._batches.get() is not None:
-                pass  # the run goes on, unrecorded
+                self._clients.clear()  # the run goes on, unrecorded
+
+    def _write_clients(self) -> None:
+        while self._clients:
+            client = self._clients.popleft()
+            times = (client.received_ns, client.submitted_ns, client.first_sent_ns, client.delivered_ns)
+            extra = (client.given_name, client.has_left) if client.given_name or client.has_left else ()
+            self._write([["client", client.first_request_id, client.num, client.name, *times, *extra]])
 
     def _write(self, lines: Iterable[Any]) -> None:
-        for line in lines:
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.write("".join([_encode(line) + "\n" for line in lines]))
         self._file.flush()
 
 
@@ -122,32 +163,33 @@ class _Formatter:
     """Turns calls into lines; remembers the requests that have not ended, for their stop ids and keys.
 
     It runs behind the scheduler, so it reads of a request only what stands still: what it arrived with, and, once the
-    calls say that it has ended, its keys.
+    calls say that it has ended, its keys and its output.
     """
 
-    def __init__(self, salt: bytes, tenants: Iterable[str]) -> None:
+    def __init__(self, salt: bytes, tenants: Iterable[str], *, with_tokens: bool) -> None:
         self._salt = salt
+        self._with_tokens = with_tokens
         self._requests: dict[int, Request] = {}
         self._tenants = {tenant: number for number, tenant in enumerate(tenants)}
 
     def lines(self, call: tuple[Any, ...]) -> list[Any]:
-        """The lines of one call; the keys of requests that have ended follow it."""
+        """The lines of one call; the keys and outputs of requests that have ended follow it."""
         kind, *arguments = call
         if kind == "header":
             return arguments
-        if kind in ("add", "refuse"):
-            return [self._add(kind, *arguments)]
+        if kind in ("add", "refuse", "decline"):
+            return [self._add(kind, *arguments), *self._prompt_of(arguments[1])]
         if kind == "abort":
-            return [list(call), *self._keys_of(arguments[1:])]
+            return [list(call), *self._ends_of(arguments[1:])]
         if kind == "schedule":
             now_ns, plan = arguments
             return [[kind, now_ns, len(plan.rows), plan.num_tokens, plan.fingerprint()]]
         now_ns, plan, result, ended = arguments
-        return [self._update(now_ns, plan, result), *self._keys_of(ended)]
+        return [self._update(now_ns, plan, result), *self._ends_of(ended)]
 
     def last_lines(self) -> list[Any]:
-        """The keys of requests that are still at work."""
-        return self._keys_of(list(self._requests))
+        """The keys and outputs of requests that are still at work."""
+        return self._ends_of(list(self._requests))
 
     def _add(self, kind: str, now_ns: int, request: Request) -> list[Any]:
         if kind == "add":
@@ -171,21 +213,38 @@ class _Formatter:
         ]
 
     def _update(self, now_ns: int, plan: StepPlan, result: StepResult) -> list[Any]:
-        rows = [
-            tokens if isinstance(tokens, str) else self._count(request_id, tokens)
-            for request_id, tokens in zip(plan.rows.request_ids, result.rows, strict=True)
-        ]
-        return ["update", now_ns, result.execute_ns, rows, list(result.stopped)]
+        rows: list[int | list[int] | str] = []
+        for request_id, tokens in zip(plan.rows.request_ids, result.rows, strict=True):
+            if isinstance(tokens, str):
+                rows.append(tokens)
+                continue
+            request = self._requests.get(request_id)  # None: it has ended, and its tokens come too late
+            if request is None or request.stop_ids.isdisjoint(tokens):
+                rows.append(len(tokens))
+            else:
+                rows.append([len(tokens), *(i for i, token in enumerate(tokens) if token in request.stop_ids)])
+        sample_ns = (result.sample_ns,) if result.sample_ns else ()
+        return ["update", now_ns, result.execute_ns, rows, list(result.stopped), *sample_ns]
 
-    def _count(self, request_id: int, tokens: tuple[int, ...]) -> int | list[int]:
-        """How many tokens a row brought, and which of them are stop tokens (of a request that has not ended)."""
-        request = self._requests.get(request_id)
-        stops = [i for i, token in enumerate(tokens) if request is not None and token in request.stop_ids]
-        return [len(tokens), *stops] if stops else len(tokens)
+    def _prompt_of(self, request: Request) -> list[Any]:
+        """The line of a prompt, where it is wanted; the choices of a group share one."""
+        if not self._with_tokens or request.choice_index:
+            return []
+        token_ids = request.token_ids[: request.num_prompt_tokens].tolist()
+        return [["prompt", request.group_id, token_ids, _changed(request.params), list(request.eos_token_ids)]]
 
-    def _keys_of(self, request_ids: list[int]) -> list[Any]:
+    def _ends_of(self, request_ids: list[int]) -> list[Any]:
         ended = [request for i in request_ids if (request := self._requests.pop(i, None)) is not None]
-        return [["keys", request.request_id, [self._hash(key) for key in request.block_keys]] for request in ended]
+        lines = [["keys", request.request_id, [self._hash(key) for key in request.block_keys]] for request in ended]
+        if self._with_tokens:
+            lines += [["output", r.request_id, r.token_ids[r.num_prompt_tokens :].tolist()] for r in ended]
+        return lines
 
     def _hash(self, key: bytes) -> str:
         return hashlib.sha256(self._salt + key).hexdigest()[:KEY_DIGITS]
+
+
+def _changed(params: SamplingParams) -> dict[str, Any]:
+    """The fields that are not at their defaults."""
+    values = {field.name: getattr(params, field.name) for field in fields(params)}
+    return {name: value for name, value in values.items() if value != getattr(_PLAIN, name)}

@@ -14,6 +14,7 @@ from typing import Any
 
 from everystop.core.events import FinishEvent
 from everystop.observe.comparison import Run
+from everystop.observe.formulas import static_occupancy
 from everystop.observe.history import History, StepRecord
 
 USES = ("decode", "prefill", "padding", "held", "idle", "overhead")
@@ -123,6 +124,4 @@ def expected_occupancy(run: Run) -> float | None:
     first_s = min((line.token_s[0] for line in lines if line.token_s), default=None)
     if first_s is None or run.max_num_seqs < 1 or len(run.good) < len(lines) or lines[-1].sent_s > first_s:
         return None
-    lengths = [line.num_output_tokens for line in lines]
-    batches = [lengths[i : i + run.max_num_seqs] for i in range(0, len(lengths), run.max_num_seqs)]
-    return sum(lengths) / sum(run.max_num_seqs * max(batch) for batch in batches)
+    return static_occupancy([line.num_output_tokens for line in lines], run.max_num_seqs)

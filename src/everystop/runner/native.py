@@ -126,7 +126,7 @@ class NativeRunner:
                 NOT_TAKEN if request_id in self._not_taken else out
                 for request_id, out in zip(plan.rows.request_ids, rows, strict=True)
             ]
-        result = StepResult(rows=rows)
+        result = StepResult(rows=rows, sample_ns=self._decoder.sample_ns())
         if self._wants_logprobs:
             self._collect_logprobs(plan, tokens, result)
         result.execute_ns = time.monotonic_ns() - began_ns

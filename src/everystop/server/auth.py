@@ -1,16 +1,19 @@
-"""Lets nobody in without a key, on any path but `/health`, where keys are set; the Host header has no say in it."""
+"""Lets nobody in without a key where keys are set, on any path but `/health` and the dashboard's own files; the Host
+header has no say in it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop.core.errors import RequestError
 from everystop.server.errors import Unauthorized, error_response
+from everystop.server.visibility import Caller
 
 OPEN_PATHS = frozenset({"/health"})
 _HOST = re.compile(rb"[A-Za-z0-9._~\-\[\]:%]*")
@@ -19,13 +22,17 @@ _HOST = re.compile(rb"[A-Za-z0-9._~\-\[\]:%]*")
 class KeyGuard:
     """ASGI middleware: 401 without a valid `Authorization: Bearer KEY`, 400 for a Host header that is no host.
 
-    `keys` says which tenant a key belongs to ("" for none); the scope's `tenant` tells those behind.
+    `callers` says whose a key is; the scope's `caller` tells those behind. `is_open` knows the paths that need no key
+    beside /health.
     """
 
-    def __init__(self, app: ASGIApp, keys: Mapping[str, str]) -> None:
+    def __init__(
+        self, app: ASGIApp, callers: Mapping[str, Caller], is_open: Callable[[str], bool] = lambda path: False
+    ) -> None:
         self._app = app
-        self._digests = [hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest() for key in keys]
-        self._tenants = list(keys.values())
+        self._is_open = is_open
+        self._digests = [hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest() for key in callers]
+        self._callers = list(callers.values())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,17 +47,17 @@ class KeyGuard:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if any(name == b"host" and _HOST.fullmatch(value) is None for name, value in headers):
             return RequestError("the Host header is not a host", code="invalid_host")
-        if not self._digests or scope["path"] in OPEN_PATHS:
+        if not self._digests or scope["path"] in OPEN_PATHS or self._is_open(scope["path"]):
             return None
         given = [value for name, value in headers if name == b"authorization"]
-        tenant = self._tenant_of(given[0]) if len(given) == 1 else None
-        if tenant is not None:
-            scope["tenant"] = tenant
+        caller = self._caller_of(given[0]) if len(given) == 1 else None
+        if caller is not None:
+            scope["caller"] = caller
             return None
         return Unauthorized("a valid API key is needed: send it as 'Authorization: Bearer KEY'")
 
-    def _tenant_of(self, header: bytes) -> str | None:
-        """The tenant whose key it is, None if it is nobody's.
+    def _caller_of(self, header: bytes) -> Caller | None:
+        """Whose key it is, None if it is nobody's.
 
         Digests are compared, all of them and in constant time: neither length nor position of a key shows.
         """
@@ -59,4 +66,4 @@ class KeyGuard:
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if scheme.lower() != b"bearer" or not any(matches):
             return None
-        return self._tenants[matches.index(True)]
+        return self._callers[matches.index(True)]

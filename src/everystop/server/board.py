@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -39,10 +40,22 @@ class Texts(Protocol):
 class Generation:
     """One client request on its way: all choices of all its prompts; iterate with `parts`."""
 
-    __slots__ = ("_failure", "_pending", "_waiter", "by_id", "choices", "num_prompt_tokens", "num_unfinished")
+    __slots__ = (
+        "_failure",
+        "_pending",
+        "_waiter",
+        "by_id",
+        "choices",
+        "first_id",
+        "num_prompt_tokens",
+        "num_unfinished",
+        "submitted_ns",
+    )
 
     def __init__(self, choices: list[ChoiceText], first_id: int, num_prompt_tokens: int) -> None:
         self.choices = choices
+        self.first_id = first_id
+        self.submitted_ns = time.monotonic_ns()
         self.by_id = {first_id + i: choice for i, choice in enumerate(choices)}
         self.num_prompt_tokens = num_prompt_tokens
         self.num_unfinished = len(choices)

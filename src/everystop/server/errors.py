@@ -28,6 +28,10 @@ class ModelUnknown(RequestError):
     """The request names a model that is not served here (HTTP 404)."""
 
 
+class RequestUnknown(RequestError):
+    """No request of that id is remembered, or none that the caller may see (HTTP 404)."""
+
+
 class Unauthorized(RequestError):
     """No valid API key came with the request (HTTP 401)."""
 
@@ -67,6 +71,7 @@ _WIRE: dict[type, Wire] = {
     RequestError: Wire(400, "invalid_request_error"),
     Unauthorized: Wire(401, "authentication_error", "invalid_api_key"),
     ModelUnknown: Wire(404, "invalid_request_error", "model_not_found"),
+    RequestUnknown: Wire(404, "invalid_request_error", "request_not_found"),
     BodyTooLarge: Wire(413, "invalid_request_error", "body_too_large"),
     BodyEncoded: Wire(415, "invalid_request_error", "unsupported_content_encoding"),
     Overloaded: Wire(429, "rate_limit_error", "queue_full", 1),
@@ -103,11 +108,16 @@ def error_response(error: Exception) -> Response:
     return _reply(wire.status, error_object(error), headers)
 
 
-async def handle_error(_request: Request, error: Exception) -> Response:
-    """Starlette's hook for all that `error_response` knows, and for what nobody foresaw."""
+def failure_response(error: Exception) -> Response:
+    """As `error_response`; what nobody foresaw goes to the log too."""
     if not isinstance(error, EverystopError | ClientGone):
         logger.error("unforeseen error in a request", exc_info=error)
     return error_response(error)
+
+
+async def handle_error(_request: Request, error: Exception) -> Response:
+    """Starlette's hook for `failure_response`."""
+    return failure_response(error)
 
 
 async def handle_http_exception(_request: Request, error: Exception) -> Response:

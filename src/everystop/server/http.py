@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 
 import httptools
@@ -105,7 +106,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol with an end to headers and to waiting for a request.
 
     A client that leaves is noticed by all of its pipelined requests, not by the last alone. Upgrades are passed over,
-    body and all: httptools would drop the body of a request that offers one. HTTP/1.0 clients get no chunks.
+    body and all: httptools would drop the body of a request that offers one. HTTP/1.0 clients get no chunks. `abort`
+    in a scope drops the connection at once, with all that its client has not taken.
     """
 
     _header_bytes = 0
@@ -187,6 +189,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._passes_over:
             return
         self._in_headers = False
+        self.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         self._open_cycles.append(self.cycle)
         if self.scope["http_version"] == "1.0":
@@ -202,6 +205,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._in_headers, self._header_bytes = True, 0
         self._end_deadline()
+        self.cycle.scope["received_ns"] = time.monotonic_ns()  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import resource
 import socket
 
@@ -31,6 +32,11 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port"
         ) from None
     return sock
+
+
+def is_loopback(sock: socket.socket) -> bool:
+    """Only this machine can reach what listens there."""
+    return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def _allow_many_connections() -> None:

@@ -28,7 +28,7 @@ from everystop.model.weights import LoadedModel, load_model
 from everystop.scheduling import tenants_of
 from everystop.server.protocol import Accepted
 from everystop.server.service import Service
-from everystop.server.state import ServedModel
+from everystop.server.state import EngineLimits, ServedModel
 
 MIB = 1 << 20
 
@@ -40,9 +40,12 @@ def run(opening: Opening, sock: socket.socket) -> int:
         sock,
         opening.load,
         api_keys=config.api_key,
+        admin_keys=config.admin_key,
         tenants=opening.tenants,
         shutdown_timeout_s=config.shutdown_timeout,
         stats_interval_s=config.stats_interval,
+        explain_history=config.explain_history,
+        slow_log_ms=config.slow_log,
         on_ready=lambda model: print(opening.screen(), flush=True),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -80,7 +83,7 @@ class Opening:
         threads = num_threads(config)
         loaded = load_model(self._checkpoint, dtype=config.dtype, num_threads=threads, home=self._home)
         num_valid_tokens = min(tokenizer.num_ids, loaded.spec.vocab_size)
-        engine, capacity = build_engine(
+        engine, capacity, recorder = build_engine(
             config,
             loaded,
             eos_token_ids=tokenizer.eos_ids,
@@ -104,8 +107,15 @@ class Opening:
             ),
             encode=tokenizer.encode,
             encode_chat=self.encode_chat,
+            limits=EngineLimits(
+                policy=config.policy,
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                block_size=capacity.block_size,
+            ),
             num_blocks=capacity.num_blocks,
             tenant_names=tuple(self.tenants.by_name),
+            on_answered=None if recorder is None else recorder.client,
         )
 
     def _describe(self, loaded: LoadedModel, capacity: Capacity, threads: int) -> list[tuple[str, str]]:
@@ -132,7 +142,7 @@ class Opening:
     def screen(self) -> str:
         """What is served, how, and where."""
         lines = [f"Everystop {__version__}", *(f"  {name:<11}{text}" for name, text in self._lines)]
-        return "\n".join([*lines, f"Serving on {self.url} (try {self.url}/v1/chat/completions)"])
+        return "\n".join([*lines, f"Serving on {self.url} (try {self.url}/v1/chat/completions, watch {self.url}/ui)"])
 
     def _sampling_text(self) -> str:
         values = self._defaults.values()

@@ -54,6 +54,7 @@ class Parsed:
     messages: tuple[dict[str, Any], ...] = ()
     stream: bool = False
     include_usage: bool = False
+    include_progress: bool = False
     cache_salt: str = ""
     priority: int = 0
     ttft_target_ns: int | None = None
@@ -133,6 +134,7 @@ def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | No
     stream = values.get("stream", False)
     if "stream_options" in values and not stream:
         raise RequestError("stream_options needs stream = true", param="stream_options")
+    stream_options = values.get("stream_options", {})
     chosen = {name: values[name] for name in PARAMETER_FIELDS if name in values}
     params = replace(accepted.defaults, **chosen, max_tokens=max_tokens, logprobs=logprobs)
     _check_parameters(params, accepted)
@@ -140,7 +142,8 @@ def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | No
         params=params,
         model=model,
         stream=stream,
-        include_usage=values.get("stream_options", {}).get("include_usage", False),
+        include_usage=stream_options.get("include_usage", False),
+        include_progress=stream_options.get("include_progress", False),
         cache_salt=values.get("cache_salt", ""),
         priority=_read_priority(values, accepted),
         ttft_target_ns=_read_target("ttft_target_ms", values, accepted),
@@ -230,6 +233,7 @@ def _read_stream_options(name: str, value: Any) -> dict[str, Any]:
 
 STREAM_OPTION_FIELDS: dict[str, Reader] = {
     "include_usage": fields.boolean,
+    "include_progress": fields.boolean,
     "include_obfuscation": fields.anything,
     "continuous_usage_stats": fields.only(False, why="usage comes once, at the end"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,26 +20,39 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop import __version__
 from everystop.core.errors import EverystopError, RequestError
+from everystop.observe.history import Client
 from everystop.observe.prometheus import render
 from everystop.server import protocol
 from everystop.server.auth import KeyGuard
+from everystop.server.board import Generation
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
 from everystop.server.http import Bodies, read_body
+from everystop.server.inquiry import Inquiry
+from everystop.server.live import LiveStreams
 from everystop.server.prompts import Parse, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
+from everystop.server.request_ids import RequestIds
 from everystop.server.state import ServerState
 from everystop.server.streams import StreamReply, WholeReply
+from everystop.server.ui import Ui
+from everystop.server.visibility import Viewer, caller_of, callers
 from everystop.tenants import Tenants
 
 INLINE_BYTES = 8192
 
 
-def make_app(state: ServerState, api_keys: Sequence[str] = (), tenants: Tenants | None = None) -> ASGIApp:
-    """The ASGI application over `state`; the tenants' keys let in beside `api_keys`."""
+def make_app(
+    state: ServerState,
+    api_keys: Sequence[str] = (),
+    tenants: Tenants | None = None,
+    *,
+    admin_keys: Sequence[str] = (),
+) -> ASGIApp:
+    """The ASGI application over `state`; the tenants' keys let in beside `api_keys`, and `admin_keys` see all."""
     tenants = tenants or Tenants()
-    endpoints = Endpoints(state, tenants)
-    keys = dict.fromkeys(api_keys, "") | {key: name for name, one in tenants.by_name.items() for key in one.keys}
+    endpoints, ui = Endpoints(state, tenants), Ui()
+    guard = Middleware(KeyGuard, callers=callers(api_keys, admin_keys, tenants), is_open=ui.is_open)
     app = Starlette(
         routes=[
             Route("/health", endpoints.health, methods=["GET"]),
@@ -48,8 +62,12 @@ def make_app(state: ServerState, api_keys: Sequence[str] = (), tenants: Tenants 
             Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+            Route("/v1/requests/{id:path}/explain", endpoints.explain, methods=["GET"]),
+            Route("/v1/requests/{id:path}", endpoints.request, methods=["GET"]),
+            Route("/ui/stream", endpoints.live, methods=["GET"]),
+            *ui.routes(),
         ],
-        middleware=[Middleware(KeyGuard, keys=keys)],
+        middleware=[Middleware(RequestIds), guard],
         exception_handlers={
             EverystopError: handle_error,
             ClientGone: handle_error,
@@ -68,6 +86,7 @@ class Endpoints:
         self._state = state
         self._tenants = tenants
         self._bodies = Bodies()
+        self._streams = LiveStreams(state)
         self._workers = ThreadPoolExecutor(2, "everystop-prepare")
 
     async def health(self, _request: Request) -> Response:
@@ -112,9 +131,14 @@ class Endpoints:
         """`POST /v1/chat/completions`."""
         return Visit(self._state, partial(self._complete, request, protocol.parse_chat))
 
+    async def live(self, request: Request) -> ASGIApp:
+        """What happens in the engine, as it happens, and as far as the caller may see."""
+        return self._streams.open(Viewer(self._state.history, caller_of(request.scope)))
+
     async def _complete(self, request: Request, parse: Parse) -> ASGIApp:
         with self._bodies.room() as take_room:
             body, model = await read_body(request, take_room), self._state.model
+            read_ns = time.monotonic_ns()
             if len(body) <= INLINE_BYTES:
                 parsed, prompts, params = prepare(model, parse, body)
             else:
@@ -130,8 +154,28 @@ class Endpoints:
             ttft_target_ns=parsed.ttft_target_ns,
             itl_target_ns=parsed.itl_target_ns,
         )
-        reply = StreamReply if parsed.stream else WholeReply
-        return reply(self._state.board, generation, _writer(parsed), params.n)
+        writer = _writer(parsed)
+        request.scope["answer_name"] = writer.id
+        client = _client(request.scope, writer.id, generation, request.scope.get("received_ns", read_ns))
+        self._state.came(client)
+        if parsed.stream:
+            progress = parsed.include_progress
+            return StreamReply(self._state, generation, client, writer, params.n, tells_progress=progress)
+        return WholeReply(self._state, generation, client, writer, params.n)
+
+    async def explain(self, request: Request) -> Response:
+        """Why a request takes, or took, as long as it does."""
+        explanation = self._inquiry(request).explain(request.path_params["id"])
+        encoding = asyncio.get_running_loop().run_in_executor(self._workers, lambda: _json(explanation.as_data()))
+        return await encoding
+
+    async def request(self, request: Request) -> Response:
+        """Where a request stands, and while it waits, for what."""
+        return _json(self._inquiry(request).look(request.path_params["id"]))
+
+    def _inquiry(self, request: Request) -> Inquiry:
+        self._state.history.catch_up()
+        return Inquiry(self._state.history, caller_of(request.scope))
 
     def _tenant_of(self, request: Request, parsed: Parsed) -> str:
         """Whose request it is: the key says, else the header and then the body where the server believes them."""
@@ -139,7 +183,7 @@ class Endpoints:
         named = request.headers.get(header, "") if header else ""
         if len(named) > MAX_USER_CHARS:
             raise RequestError(f"the header {header} has {len(named):,} characters; at most {MAX_USER_CHARS} are taken")
-        return request.scope.get("tenant") or named or parsed.user
+        return caller_of(request.scope).tenant or named or parsed.user
 
 
 class Visit:
@@ -153,6 +197,18 @@ class Visit:
         with self._state.visit():
             reply = await self._answer()
             await reply(scope, receive, send)
+
+
+def _client(scope: Scope, name: str, generation: Generation, received_ns: int) -> Client:
+    return Client(
+        name,
+        caller_of(scope).owner,
+        generation.first_id,
+        len(generation.choices),
+        received_ns,
+        generation.submitted_ns,
+        given_name=scope.get("given_name", ""),
+    )
 
 
 def _writer(parsed: Parsed) -> ReplyWriter:

@@ -15,9 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from everystop.core.errors import Draining, EngineDead
+from everystop.observe.history import DEFAULT_FINISHED, History
 from everystop.observe.stats import StatusLine
 from everystop.server.http import HttpServer
+from everystop.server.listener import is_loopback
 from everystop.server.routes import make_app
+from everystop.server.slow_log import SlowLog
 from everystop.server.state import Phase, ServedModel, ServerState
 from everystop.tenants import Tenants
 
@@ -43,22 +46,29 @@ class Service:
         load: Callable[[], ServedModel],
         *,
         api_keys: Sequence[str] = (),
+        admin_keys: Sequence[str] = (),
         tenants: Tenants | None = None,
+        explain_history: int = DEFAULT_FINISHED,
+        slow_log_ms: float | None = None,
         shutdown_timeout_s: float = 30.0,
         stats_interval_s: float = 10.0,
         stuck_fail_s: float = STUCK_FAIL_S,
         on_ready: Callable[[ServedModel], None] = lambda model: None,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
-        self.state = ServerState()
+        self.state = ServerState(History(num_finished=explain_history))
+        self.state.is_loopback = is_loopback(sock)
         self._sock = sock
         self._load = load
-        self._http = HttpServer(make_app(self.state, api_keys, tenants))
+        self._http = HttpServer(make_app(self.state, api_keys, tenants, admin_keys=admin_keys))
         self._shutdown_timeout_s = shutdown_timeout_s
         self._stats_interval_s = stats_interval_s
         self._stuck_fail_s = stuck_fail_s
         self._on_ready = _unless_closed(on_ready)
         self._say = _unless_closed(say)
+        self._slow_log = None if slow_log_ms is None else SlowLog(self.state.history, slow_log_ms, self._say)
+        if self._slow_log is not None:
+            self.state.on_done.append(self._slow_log.note)
         self._signals = 0
         self._signalled: asyncio.Event
 
@@ -81,6 +91,7 @@ class Service:
         await self._drain()
         if ticking is not None:
             ticking.cancel()
+            self._look()
         await self._end(http)
         stopped.cancel()
         if loading.done():
@@ -155,16 +166,23 @@ class Service:
             if silent_s > self._stuck_fail_s:
                 self.state.board.fail_all(EngineDead(f"the engine has not finished a step for {silent_s:.0f} s"))
             now_s = time.monotonic()
-            try:
-                metrics.catch_up()
-                self.state.history.catch_up()
-            except Exception:
-                logger.exception("events could not be counted; serving goes on")
+            self._look()
             if self._stats_interval_s > 0 and now_s >= next_line_s:
                 next_line_s = now_s + self._stats_interval_s
                 line = status.next(now_s)
                 if line is not None:
                     self._say(line)
+
+    def _look(self) -> None:
+        """Take in what has happened, and say what was slow."""
+        assert self.state.metrics is not None
+        try:
+            self.state.metrics.catch_up()
+            self.state.history.catch_up()
+            if self._slow_log is not None:
+                self._slow_log.tick()
+        except Exception:
+            logger.exception("events could not be counted; serving goes on")
 
     async def _drain(self) -> None:
         """Let what was accepted finish within the timeout, or until a second signal; the rest gets an error each."""
@@ -185,6 +203,7 @@ class Service:
             await asyncio.sleep(POLL_S)
 
     async def _end(self, http: asyncio.Task[None]) -> None:
+        self.state.is_ending = True
         if self.state.metrics is not None:
             await asyncio.to_thread(self.state.model.engine.stop)
         self._http.should_exit = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,11 +14,13 @@ from everystop.core.durations import NS_PER_S
 from everystop.core.errors import Draining, EngineDead
 from everystop.core.events import Event
 from everystop.engine.messages import StepOutput
-from everystop.observe.history import History
+from everystop.observe.history import Client, History
 from everystop.observe.metrics import Metrics
 from everystop.server.board import Board, EngineLike, Texts
 from everystop.server.errors import Loading
 from everystop.server.protocol import Accepted
+
+logger = logging.getLogger(__name__)
 
 STUCK_HEALTH_S = 4.0
 
@@ -37,6 +40,19 @@ class ServedEngine(EngineLike, Protocol):
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the engine's thread."""
 
+    def ask_blocks(self) -> None:
+        """Have a `BlockEvent` among the next events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """What bounds a step, as those who watch are told; names as in `Config`."""
+
+    policy: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -44,7 +60,8 @@ class ServedModel:
 
     `encode` turns a text prompt into token ids, `encode_chat` validated messages; both may be called from any thread
     and raise RequestError. `num_blocks` is the size of the KV cache; `max_sequences` bounds what the engine may hold,
-    running or queued. `tenant_names` are those that metrics tell apart.
+    running or queued. `tenant_names` are those that metrics tell apart. `on_answered` is told of each HTTP request once
+    its answer is done.
     """
 
     engine: ServedEngine
@@ -52,9 +69,11 @@ class ServedModel:
     accepted: Accepted
     encode: Callable[[str], Sequence[int]]
     encode_chat: Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]
+    limits: EngineLimits
     num_blocks: int
     max_sequences: int = 4096
     tenant_names: tuple[str, ...] = ()
+    on_answered: Callable[[Client], None] | None = None
 
 
 class Phase(StrEnum):
@@ -67,9 +86,15 @@ class Phase(StrEnum):
 
 
 class ServerState:
-    """The one mutable state of the HTTP side; asyncio thread only."""
+    """The one mutable state of the HTTP side; asyncio thread only. `on_done` hears of each request that is answered.
 
-    def __init__(self) -> None:
+    With a `history` requests are remembered in it, and without one not at all. `is_ending` tells that nobody is waited
+    for any more, `is_loopback` that only this machine can reach the server.
+    """
+
+    def __init__(self, history: History | None = None) -> None:
+        self.is_ending = False
+        self.is_loopback = False
         self.phase = Phase.LOADING
         self.error: BaseException | None = None
         self.num_open = 0
@@ -77,11 +102,15 @@ class ServerState:
         self._model: ServedModel | None = None
         self._board: Board | None = None
         self._metrics: Metrics | None = None
-        self.history = History()
+        self._is_remembered = history is not None
+        self.history = history or History(num_finished=0)
+        self.on_done: list[Callable[[Client], None]] = []
 
     def open(self, model: ServedModel) -> None:
         """The model is there."""
         self._model = model
+        if model.on_answered is not None:
+            self.on_done.append(model.on_answered)
         self._board = Board(model.engine, model.texts, model.max_sequences)
         self._metrics = Metrics(model.num_blocks, model.tenant_names)
         if self.phase is Phase.LOADING:
@@ -111,6 +140,19 @@ class ServerState:
         if self._metrics is not None:
             self._metrics.receive(events)
         self.history.receive(events)
+
+    def came(self, client: Client) -> None:
+        """An HTTP request has just been submitted, in this turn of the event loop."""
+        if self._is_remembered:
+            self.history.add_client(client)
+
+    def done(self, client: Client) -> None:
+        """It has been answered, or its client has left."""
+        for tell in self.on_done:
+            try:
+                tell(client)
+            except Exception:
+                logger.exception("the end of a request could not be noted; serving goes on")
 
     def check_open(self) -> None:
         """Raise what keeps new requests out: Draining, EngineDead, Loading."""

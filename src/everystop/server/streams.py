@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from everystop.core.errors import EverystopError
-from everystop.server.board import Board, Generation
-from everystop.server.errors import ClientGone
+from everystop.observe.history import Client
+from everystop.server.board import Generation
+from everystop.server.errors import ClientGone, failure_response
+from everystop.server.inquiry import progress_line
 from everystop.server.replies import DONE, ReplyWriter, error_event, usage_object
-from everystop.server.texts import Piece
+from everystop.server.state import ServerState
+from everystop.server.texts import Part, Piece
 
 logger = logging.getLogger(__name__)
 
+PROGRESS_S = 1.0
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -25,30 +31,52 @@ JSON_HEADERS = [(b"content-type", b"application/json")]
 
 
 class Reply:
-    """An ASGI response that serves a generation; whatever ends it, the generation is closed and its blocks go back."""
+    """An ASGI response that serves a generation; whatever ends it, the generation is closed and its blocks go back.
 
-    def __init__(self, board: Board, generation: Generation, writer: ReplyWriter, num_choices: int) -> None:
-        self._board = board
+    It notes in `client` when bytes were given to the socket.
+    """
+
+    def __init__(
+        self, state: ServerState, generation: Generation, client: Client, writer: ReplyWriter, num_choices: int
+    ) -> None:
+        self._state = state
+        self._board = state.board
         self._generation = generation
+        self._client = client
         self._writer = writer
         self._num_choices = num_choices
         self._started = False
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch(receive))
         try:
-            await self._send(send)
+            await self._answer(scope, receive, send)
         except ClientGone:
             pass
         finally:
             watcher.cancel()
             self._board.close(self._generation)
+            self._note_end()
+            self._state.done(self._client)
 
     async def _watch(self, receive: Receive) -> None:
         """The body has been read: the next that can come is the end of the connection."""
         while (await receive())["type"] != "http.disconnect":
             pass
+        self._client.has_left = self._client.delivered_ns is None
+        self._note_end()
         self._board.abandon(self._generation)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._send(send)
+        except ClientGone:
+            raise
+        except Exception as error:
+            if self._started:
+                raise
+            await failure_response(error)(scope, receive, send)
+        self._note_end()
 
     async def _send(self, send: Send) -> None:
         raise NotImplementedError
@@ -56,6 +84,14 @@ class Reply:
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    def _note_first(self) -> None:
+        if self._client.first_sent_ns is None:
+            self._client.first_sent_ns = time.monotonic_ns()
+
+    def _note_end(self) -> None:
+        if self._client.delivered_ns is None:
+            self._client.delivered_ns = time.monotonic_ns()
 
     def _usage(self) -> dict[str, Any]:
         choices = self._generation.choices
@@ -76,11 +112,20 @@ class WholeReply(Reply):
         reasons = [choice.finish_reason or "" for choice in self._generation.choices]
         body = self._writer.whole(texts, reasons, self._usage())
         await self._start(send, [*JSON_HEADERS, (b"content-length", b"%d" % len(body))])
+        self._note_first()
         await send({"type": "http.response.body", "body": body})
 
 
 class StreamReply(Reply):
-    """Server-sent events, one a piece; it begins with the first output, so what the engine refuses is a plain 400."""
+    """Server-sent events, one a piece. It begins with the first output, so what the engine refuses is a plain 400.
+
+    With `tells_progress` it may begin earlier, with comments that say how the request waits; then a refusal is an
+    event.
+    """
+
+    def __init__(self, *args: Any, tells_progress: bool = False) -> None:
+        super().__init__(*args)
+        self._tells_progress = tells_progress
 
     async def _send(self, send: Send) -> None:
         try:
@@ -94,10 +139,10 @@ class StreamReply(Reply):
                 logger.error("unforeseen error in a stream", exc_info=error)
             await send({"type": "http.response.body", "body": error_event(error) + DONE})
 
-    async def _send_events(self, send: Send, events: list[bytes]) -> None:
+    async def _send_events(self, send: Send, events: bytes) -> None:
         if not self._started:
             await self._start(send, SSE_HEADERS)
-        await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+        await send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def _stream(self, send: Send) -> None:
         generation, writer = self._generation, self._writer
@@ -105,12 +150,27 @@ class StreamReply(Reply):
         while generation.num_unfinished:
             events: list[bytes] = []
             try:
-                for part in await self._board.parts(generation):
+                for part in await self._parts(send):
                     if part.choice not in opened:
                         opened.add(part.choice)
                         events.append(writer.first_event(part.choice))
                     events.append(writer.event(part))
             finally:  # what came before a failure is sent before it
                 if events:
-                    await self._send_events(send, events)
+                    await self._send_events(send, b"".join(events))
+                    self._note_first()
         await send({"type": "http.response.body", "body": writer.usage_event(self._usage()) + DONE})
+
+    async def _parts(self, send: Send) -> Iterator[Part]:
+        """The next outputs; meanwhile a client that wants to know is told every second how it waits."""
+        if not self._tells_progress:
+            return await self._board.parts(self._generation)
+        news = asyncio.ensure_future(self._board.parts(self._generation))
+        try:
+            while not (await asyncio.wait({news}, timeout=PROGRESS_S))[0]:
+                line = progress_line(self._state.history, self._client)
+                if line is not None:
+                    await self._send_events(send, f": {line}\n\n".encode())
+            return news.result()
+        finally:
+            news.cancel()

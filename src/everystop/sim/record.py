@@ -1,7 +1,8 @@
-"""A record of a run, read back: the settings and calls of one scheduler, and the keys of its requests' blocks.
+"""A record of a run, read back: the settings and calls of one scheduler, the keys of its requests' blocks, and the
+times of its clients.
 
-The format is described in `everystop.observe.recorder`, which writes it. It has no token ids: every token is filler or
-a stop token.
+The format is described in `everystop.observe.recorder`, which writes it. Replays use no token ids, even where the user
+had them recorded: every token is filler or a stop token.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from everystop.core.errors import RecordError
 from everystop.core.kv_cache import KVCache
@@ -22,48 +23,95 @@ from everystop.core.recording import RECORD_VERSION
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import StepTimeModel
+from everystop.observe.history import Client
 from everystop.runner.simulated import FILLER_TOKEN
 
 STOP_TOKEN = FILLER_TOKEN + 1
+CALLS = ("add", "refuse", "decline", "abort", "schedule", "update")
+
+
+class Prompt(NamedTuple):
+    """What a client asked: the prompt, the fields of `SamplingParams` that it did not leave at their defaults, and the
+    model's end-of-sequence tokens.
+    """
+
+    token_ids: tuple[int, ...]
+    params: dict[str, Any]
+    eos_token_ids: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class Record:
-    """A record in memory: the header's settings, the calls in order, and each request's block keys."""
+    """A record in memory: the header's settings, the calls in order, each request's block keys, the HTTP requests that
+    were answered, and, where the user asked for them, the prompts by group and the outputs by request.
+    """
 
+    path: Path
     policy: str
     policy_settings: PolicySettings
     limits: Limits
     kv: dict[str, Any]
     step_times: StepTimeModel
-    calls: list[list[Any]]
-    keys: dict[int, list[bytes]]
-    is_truncated: bool
+    calls: list[list[Any]] = field(default_factory=list)
+    keys: dict[int, list[bytes]] = field(default_factory=dict)
+    clients: list[Client] = field(default_factory=list)
+    prompts: dict[int, Prompt] = field(default_factory=dict)
+    outputs: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    is_truncated: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Record:
         """Read a record; one that was cut off is good up to there. Raises RecordError."""
         lines = _Lines(path)
-        header = next(iter(lines), None)
-        if not isinstance(header, dict) or header.get("everystop_record") != RECORD_VERSION:
-            raise RecordError(f"{path} is not a record of version {RECORD_VERSION}; write one with --record")
-        record = cls(
-            header["policy"],
-            PolicySettings.from_data(header),
-            Limits(**{"admission": "greedy"} | header["limits"]),
-            header["kv"],
-            _step_times(header.get("step_times", {})),
-            [],
-            {},
-            is_truncated=False,
-        )
-        for call in lines:
-            if call[0] == "keys":
-                record.keys[call[1]] = [bytes.fromhex(key) for key in call[2]]
-            else:
-                record.calls.append(call)
+        record = cls._of_header(path, next(iter(lines), None))
+        for line in lines:
+            try:
+                record._take(line)
+            except (IndexError, KeyError, TypeError, ValueError) as error:
+                raise RecordError(f"{path} has a line that means nothing: {line!s:.80}; record the run anew") from error
         record.is_truncated = lines.is_truncated
         return record
+
+    @classmethod
+    def _of_header(cls, path: Path, header: Any) -> Record:
+        version = header.get("everystop_record") if isinstance(header, dict) else None
+        if version is None:
+            raise RecordError(f"{path} is not a record of a run; write one with everystop serve --record")
+        if version != RECORD_VERSION:
+            raise RecordError(
+                f"{path} is a record of version {version!s:.20}, and this version of everystop reads only version "
+                f"{RECORD_VERSION}; read it with the one that wrote it, or record the run anew"
+            )
+        try:
+            return cls(
+                path,
+                header["policy"],
+                PolicySettings.from_data(header),
+                Limits(**{"admission": "greedy"} | header["limits"]),
+                header["kv"],
+                _step_times(header.get("step_times", {})),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RecordError(
+                f"{path} has a header that this version cannot read ({error}); record the run anew"
+            ) from error
+
+    def _take(self, line: Any) -> None:
+        """Put one line where it belongs."""
+        kind = line[0]
+        if kind in CALLS:
+            self.calls.append(line)
+        elif kind == "keys":
+            self.keys[line[1]] = [bytes.fromhex(key) for key in line[2]]
+        elif kind == "client":
+            self.clients.append(_client(*line[1:10]))
+        elif kind == "prompt":
+            _, group_id, token_ids, params, eos_token_ids = line
+            self.prompts[group_id] = Prompt(tuple(token_ids), params, tuple(eos_token_ids))
+        elif kind == "output":
+            self.outputs[line[1]] = tuple(line[2])
+        else:
+            raise ValueError(kind)
 
     def make_scheduler(self, policy: Policy | None = None, step_times: StepTimeModel | None = None) -> Scheduler:
         """A scheduler as the recorded one was at its start, by default with its own policy and step times."""
@@ -86,13 +134,17 @@ class Record:
             priority=priority,
             ttft_target_ns=ttft_target_ns,
             itl_target_ns=itl_target_ns,
-            block_keys=list(self.keys.get(request_id, ())),
+            block_keys=list(self.keys[request_id] if request_id in self.keys else self._stand_in(request_id)),
         )
+
+    def _stand_in(self, request_id: int) -> list[bytes]:
+        """Keys of a request that never ended, or not before the record was cut off: they match nobody's."""
+        return [b"lost with request %d" % request_id] if self.is_truncated else []
 
 
 def _step_times(data: dict[str, float]) -> StepTimeModel:
     """Older records also hold times that a model of steps does not have any more."""
-    known = {field.name for field in fields(StepTimeModel)}
+    known = {each.name for each in fields(StepTimeModel)}
     return StepTimeModel(**{name: value for name, value in data.items() if name in known})
 
 
@@ -115,3 +167,11 @@ class _Lines:
             self.is_truncated = True
         except OSError as error:
             raise RecordError(f"the record {path} cannot be read: {error.strerror}; name another file") from None
+
+
+def _client(first_request_id: int, num: int, name: str, *times_and_more: Any) -> Client:
+    """The client of a line; what only some lines say comes last."""
+    received_ns, submitted_ns, first_sent_ns, delivered_ns, given_name, has_left = (*times_and_more, "", False)[:6]
+    return Client(
+        name, "", first_request_id, num, received_ns, submitted_ns, first_sent_ns, delivered_ns, given_name, has_left
+    )

@@ -6,25 +6,29 @@ Prefix hits come from the recorded block keys, and tokens are filler, but for th
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from everystop.core.errors import RecordError, RequestError
+from everystop.core.errors import RequestError
 from everystop.core.events import ArrivalEvent, Event, FinishEvent, PreemptEvent, StepEvent
-from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import PolicySettings, make_policy
 from everystop.core.scheduler import Scheduler
-from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepFeatures, StepTimeModel
+from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.loop import StepLoop
-from everystop.runner.simulated import FILLER_TOKEN, SimulatedRunner
+from everystop.observe.history import History
+from everystop.runner.simulated import SimulatedRunner
 from everystop.sim.clock import Clock
 from everystop.sim.cost import CostModel
 from everystop.sim.fit import TimedStep, fit_line
-from everystop.sim.record import STOP_TOKEN, Record
+from everystop.sim.past import Past
+from everystop.sim.record import Record
+from everystop.sim.redrive import Redrive
+
+log = logging.getLogger("everystop.record")
 
 
 @dataclass(slots=True)
@@ -119,22 +123,23 @@ def replay(path: Path, *, policy: str | None = None, change: Change | None = Non
     simulated, settings = policy or record.policy, record.policy_settings
     if change is not None:
         settings = change(simulated, settings)
-    redrive = _Redrive(record)
+    recorded = Timeline()
+    redrive = Redrive(record, recorded.note)
     redrive.run()
-    replayed, baseline = redrive.timeline, None
+    replayed, baseline = recorded, None
     if (simulated != record.policy or change is not None) and redrive.first_difference is None:
         cost = fit_line(redrive.steps, record.step_times)
         other = make_policy(simulated, settings)
         is_measured = other.needs_step_times and record.step_times == UNKNOWN_STEP_TIMES
-        replayed = _simulate(record.make_scheduler(other, cost if is_measured else None), record, redrive, cost)
-        baseline = _simulate(record.make_scheduler(), record, redrive, cost)
+        replayed = _simulate(record.make_scheduler(other, cost if is_measured else None), record, recorded, cost)
+        baseline = _simulate(record.make_scheduler(), record, recorded, cost)
     return ReplayReport(
         simulated,
         redrive.num_plans,
         redrive.num_requests,
         redrive.first_difference,
         record.is_truncated,
-        redrive.timeline,
+        recorded,
         replayed,
         baseline,
         record.policy,
@@ -147,15 +152,16 @@ def predict(path: Path, cost: CostModel) -> ReplayReport:
     Raises RecordError, also if the recorded plans are not what this version plans.
     """
     record = Record.read(path)
-    redrive = _repeat(record, path)
+    recorded = Timeline()
+    redrive = _repeat(record, recorded.note)
     return ReplayReport(
         record.policy,
         redrive.num_plans,
         redrive.num_requests,
         None,
         record.is_truncated,
-        redrive.timeline,
-        _simulate(record.make_scheduler(), record, redrive, cost),
+        recorded,
+        _simulate(record.make_scheduler(), record, recorded, cost),
     )
 
 
@@ -164,7 +170,7 @@ def timed_steps(path: Path) -> tuple[list[TimedStep], StepTimeModel]:
     started (unknown ones of an older record). Raises RecordError, also if its plans differ.
     """
     record = Record.read(path)
-    return _repeat(record, path).steps, record.step_times
+    return _repeat(record, lambda events: None).steps, record.step_times
 
 
 def recorded_events(path: Path) -> list[Event]:
@@ -173,91 +179,33 @@ def recorded_events(path: Path) -> list[Event]:
     Raises RecordError, also if its plans differ.
     """
     events: list[Event] = []
-    _repeat(Record.read(path), path, events)
+    _repeat(Record.read(path), events.extend)
     return events
 
 
-def _repeat(record: Record, path: Path, events: list[Event] | None = None) -> _Redrive:
-    redrive = _Redrive(record, events)
+def history_of_record(path: Path) -> History:
+    """All that happened in a recorded run, with its recorded times; nothing of it is forgotten.
+
+    Tenants are numbered as in the record. Of a record that was cut off or damaged, what came before, with a warning in
+    the log. Raises RecordError for a file that is no record, or whose plans are not what this version plans.
+    """
+    record = Record.read(path)
+    if record.is_truncated:
+        log.warning("the record %s is cut off or damaged: this is what it says up to there", path)
+    past = Past(record)
+    _repeat(record, past.hear)
+    past.fold()
+    return past.history
+
+
+def _repeat(record: Record, hear: Callable[[list[Event]], None]) -> Redrive:
+    redrive = Redrive(record, hear)
     redrive.run()
-    if redrive.first_difference is not None:
-        raise RecordError(
-            f"the plan of step {redrive.first_difference} in {path} is not what this version plans; record the run anew"
-        )
+    redrive.check_same()
     return redrive
 
 
-class _Redrive:
-    """Repeats the recorded calls one by one; `first_difference` is the first step whose plan differs.
-
-    All events are appended to `events`, if it is given.
-    """
-
-    def __init__(self, record: Record, events: list[Event] | None = None) -> None:
-        self.timeline = Timeline()
-        self.steps: list[TimedStep] = []
-        self.num_plans = self.num_requests = 0
-        self.first_difference: int | None = None
-        self._record = record
-        self._events = events
-        self._scheduler = record.make_scheduler()
-        self._on_its_way: deque[tuple[StepPlan, int]] = deque()
-        self._last_update: tuple[int, int] = (-2, 0)  # step id and time
-
-    def run(self) -> None:
-        """Repeat every call, up to the first difference: what comes after it means nothing."""
-        for call in self._record.calls:
-            getattr(self, "_" + call[0])(call)
-            if self.first_difference is not None:
-                break
-
-    def _add(self, call: list[Any]) -> None:
-        self._scheduler.add(self._record.make_request(call, call[6]), call[1])
-        self.num_requests += 1
-
-    def _refuse(self, call: list[Any]) -> None:
-        try:
-            self._scheduler.add(self._record.make_request(call, call[6]), call[1])
-        except RequestError:
-            return
-        raise RecordError(f"request {call[2]} was refused when recorded, and is taken now")
-
-    def _abort(self, call: list[Any]) -> None:
-        self._scheduler.abort(call[2], call[1])
-
-    def _schedule(self, call: list[Any]) -> None:
-        _, now_ns, _, _, fingerprint = call
-        plan = self._scheduler.schedule(now_ns)
-        self.num_plans += 1
-        if plan.fingerprint() != fingerprint:
-            self.first_difference = plan.step_id
-        elif not plan.is_noop:
-            self._on_its_way.append((plan, now_ns))
-
-    def _update(self, call: list[Any]) -> None:
-        _, now_ns, execute_ns, rows, stopped = call
-        plan, scheduled_ns = self._on_its_way.popleft()
-        result = StepResult([_tokens(row) for row in rows], stopped=dict.fromkeys(stopped, ""), execute_ns=execute_ns)
-        happened = self._scheduler.update(plan, result, now_ns)
-        self.timeline.note(happened)
-        if self._events is not None:
-            self._events += happened
-        if plan.rows:
-            last_step_id, last_ns = self._last_update
-            is_next = plan.step_id == last_step_id + 1 and 0 < execute_ns <= now_ns - last_ns
-            host_ns = now_ns - last_ns - execute_ns if is_next else None
-            self.steps.append(TimedStep(StepFeatures.of(plan), execute_ns or now_ns - scheduled_ns, host_ns))
-            self._last_update = (plan.step_id, now_ns)
-
-
-def _tokens(row: int | list[int] | str) -> tuple[int, ...] | str:
-    if isinstance(row, str):
-        return row
-    num, *stops = [row] if isinstance(row, int) else row
-    return tuple(STOP_TOKEN if i in stops else FILLER_TOKEN for i in range(num))
-
-
-def _simulate(scheduler: Scheduler, record: Record, redrive: _Redrive, cost: CostModel) -> Timeline:
+def _simulate(scheduler: Scheduler, record: Record, recorded: Timeline, cost: CostModel) -> Timeline:
     """The recorded arrivals and departures on a fresh scheduler, in virtual time; what was refused then stays away."""
     timeline, clock = Timeline(), Clock()
     runner = SimulatedRunner(cost.plan_ns, clock.advance)
@@ -270,7 +218,7 @@ def _simulate(scheduler: Scheduler, record: Record, redrive: _Redrive, cost: Cos
             if kind == "abort":
                 scheduler.abort(request_id, now_ns)
             else:
-                num_tokens = 0 if request_id in left else redrive.timeline.num_tokens[request_id]
+                num_tokens = 0 if request_id in left else recorded.num_tokens[request_id]
                 with suppress(RequestError):  # which this policy, or at this pace, does not take
                     scheduler.add(record.make_request(call, num_tokens or call[6]), now_ns)
         turn = loop.turn()

@@ -19,7 +19,7 @@ from everystop.model.checkpoint import Checkpoint, inspect_model
 from everystop.model.home import Home
 from everystop.model.pull import resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
-from everystop.model.weights import load_model
+from everystop.model.weights import LoadedModel, load_model
 from everystop.runner import ModelRunner
 
 
@@ -60,7 +60,9 @@ class Bench:
         tokenizer = load_tokenizer(checkpoint, home)
         self.num_valid_tokens = min(tokenizer.num_ids, checkpoint.spec.vocab_size)
         self._eos_ids = tokenizer.eos_ids
-        loaded = load_model(checkpoint, dtype=config.dtype, num_threads=num_threads(config), home=home)
+        self.num_threads = num_threads(config)
+        loaded = load_model(checkpoint, dtype=config.dtype, num_threads=self.num_threads, home=home)
+        self.spec, self.num_step_bytes = loaded.spec, num_step_bytes(loaded)
         self._runner, self.capacity = build_runner(config, loaded, self.num_valid_tokens)
         self._model = _describe_model(config, checkpoint, home)
 
@@ -78,7 +80,7 @@ class Bench:
             **self._model,
             "version": __version__,
             "kernels": _native.isa(),
-            "num_threads": num_threads(self.config),
+            "num_threads": self.num_threads,
             "num_kv_blocks": self.capacity.num_blocks,
             "max_model_len": self.capacity.max_model_len,
         }
@@ -86,6 +88,11 @@ class Bench:
     def close(self) -> None:
         """Free the memory and the threads."""
         self._runner.close()
+
+
+def num_step_bytes(loaded: LoadedModel) -> int:
+    """Bytes of weights that a step reads: all but the embedding, of which it reads a row a token."""
+    return loaded.num_bytes - loaded.weights["embed_tokens"].nbytes
 
 
 def describe_machine() -> dict[str, Any]:

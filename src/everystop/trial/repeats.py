@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from everystop.observe.comparison import Comparison, Run
 from everystop.sim.workloads import Workload
+from everystop.trial.interrupts import noted_interrupts
 
 WARM_UP_TOKENS = 32
 
@@ -54,12 +55,19 @@ def compare(
     """Warm up, then A B A B …; on Ctrl-C the runs that are whole, or KeyboardInterrupt again if there is none."""
     runs: list[Run] = []
     try:
-        watcher.begin(policies[-1], None)
-        play(warm_up_workload(workload, num_warm_up_jobs), policies[-1], 0, watcher.advance)
-        for repeat in range(num_repeats):
-            for policy in policies:
-                watcher.begin(policy, repeat)
-                runs.append(play(workload, policy, repeat, watcher.advance))
+        with noted_interrupts() as check:
+
+            def advance(num_over: int, num_all: int) -> None:
+                check()
+                watcher.advance(num_over, num_all)
+
+            watcher.begin(policies[-1], None)
+            play(warm_up_workload(workload, num_warm_up_jobs), policies[-1], 0, advance)
+            for repeat in range(num_repeats):
+                for policy in policies:
+                    watcher.begin(policy, repeat)
+                    runs.append(play(workload, policy, repeat, advance))
+                    check()
     except KeyboardInterrupt:
         if not runs:
             raise

@@ -1,0 +1,166 @@
+"""Renders claims.md from what was found: a table of verdicts, then a section for each claim. No figure of it is written
+by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from everystop.claims.claim import Claim
+from everystop.claims.findings import INTERVAL_METHOD, Condition, Figure, Findings, Source, Verdict
+from everystop.claims.plots import WIDTH
+
+MARKS = {Verdict.HELD: "✔ held", Verdict.DID_NOT_HOLD: "✘ did not hold", Verdict.UNDECIDED: "? undecided"}
+SOURCES = {
+    Source.MEASURED: "measured",
+    Source.COUNTED: "counted in the events of the runs",
+    Source.SIMULATED: "simulated",
+    Source.COMPUTED: "computed",
+}
+INTRODUCTION = (
+    "# The claims, measured\n\nThis page is written by `everystop claims`; run it and it is written anew, from "
+    "measurements on your machine. Each claim has a threshold that it can fail: *held* means that the whole interval "
+    "lies on the right side of it, *did not hold* that none of it does, *undecided* that the interval crosses it."
+)
+
+METHOD = (
+    "In one process, on the same engine, kernels and scheduler as the server's, without HTTP; the prefix cache is "
+    "cold in every run, tokens are chosen greedily, answers have fixed lengths. Policies take turns within each "
+    f"repeat, after a warm-up. A measured figure is {INTERVAL_METHOD}. A counted one is the middle of the repeats, "
+    "from the least to the most. Ratios travel, absolute numbers do not."
+)
+
+
+class Result(Protocol):
+    """What is shown of a claim's result."""
+
+    @property
+    def findings(self) -> Findings: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+def render(claims: Iterable[Claim], results: Mapping[int, Result], pictures: str) -> str:
+    """The page; claims without a result are listed as not measured. `pictures` is the folder of the pictures."""
+    claims = list(claims)
+    parts = [INTRODUCTION, "\n".join(_table(claims, results)), "\n".join(_method(results))]
+    shown = (claim for claim in claims if claim.number in results)
+    parts += ["\n".join(_section(claim, results[claim.number], pictures)) for claim in shown]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _table(claims: Iterable[Claim], results: Mapping[int, Result]) -> Iterator[str]:
+    yield "| | claim | verdict | what was found |"
+    yield "|---:|---|---|---|"
+    for claim in claims:
+        result = results.get(claim.number)
+        if result is None:
+            yield f"| {claim.number} | {claim.title} | not measured | run `everystop claims --only {claim.number}` |"
+        else:
+            verdict = MARKS[result.findings.verdict]
+            yield f"| {claim.number} | [{claim.title}](#{anchor(claim)}) | {verdict} | {result.findings.headline} |"
+
+
+def _method(results: Mapping[int, Result]) -> Iterator[str]:
+    """How it was measured, on which machines and when."""
+    if not results:
+        return
+    yield f"> **Method.** {METHOD}"
+    for setting, numbers in _by_setting(results).items():
+        yield ">"
+        yield f"> {_claims_word(numbers)}: {setting}"
+
+
+def _by_setting(results: Mapping[int, Result]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for number, result in sorted(results.items()):
+        found.setdefault(machine_text(result.settings), []).append(number)
+    return found
+
+
+def _claims_word(numbers: list[int]) -> str:
+    return f"Claim{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def machine_text(settings: Mapping[str, Any]) -> str:
+    """On what it was measured, in a line."""
+    pairs = (
+        ("", settings.get("date")),
+        ("", settings.get("cpu")),
+        ("threads ", settings.get("num_threads")),
+        ("kernels ", settings.get("kernels")),
+        ("", settings.get("python")),
+        ("everystop ", settings.get("version")),
+        ("model ", settings.get("model_id")),
+        ("dtype ", settings.get("dtype")),
+    )
+    words = ", ".join(f"{name}{value}" for name, value in pairs if value is not None)
+    return f"{words}; `{settings['command']}`" if "command" in settings else words
+
+
+def anchor(claim: Claim) -> str:
+    """Where its section begins."""
+    return f"claim-{claim.number}"
+
+
+def _section(claim: Claim, result: Result, pictures: str) -> Iterator[str]:
+    findings = result.findings
+    yield f'<a id="{anchor(claim)}"></a>\n'
+    yield f"## {claim.number}. {claim.title}\n"
+    yield f"**{MARKS[findings.verdict]}.** {findings.headline}\n"
+    yield f"*The claim.* {claim.statement}\n"
+    yield f"*It holds if* {claim.test}\n"
+    yield f"*What was run.* {findings.how} It took {result.seconds:.0f} s.\n"
+    yield from _picture(claim, findings, pictures)
+    yield "| what decides | found | 95 % interval or range | demanded | | source |"
+    yield "|---|---:|---:|---:|---|---|"
+    yield from map(_condition_row, findings.conditions)
+    if findings.figures:
+        yield "\n| beside it | found | 95 % interval or range | source |"
+        yield "|---|---:|---:|---|"
+        yield from map(_figure_row, findings.figures)
+    for remark in findings.remarks:
+        yield f"\n{remark}"
+
+
+def _picture(claim: Claim, findings: Findings, pictures: str) -> Iterator[str]:
+    if not findings.data:
+        return
+    stem = f"{pictures}/{claim.number}-{claim.name}"
+    alt = findings.headline.replace('"', "'")
+    yield "<picture>"
+    yield f'  <source media="(prefers-color-scheme: dark)" srcset="{stem}-dark.png">'
+    yield f'  <img src="{stem}.png" alt="{alt}" width="{WIDTH:.0f}">'
+    yield "</picture>\n"
+    yield f"{findings.caption}\n"
+
+
+def _condition_row(condition: Condition) -> str:
+    figure = condition.figure
+    cells = (
+        figure.name,
+        figure.text(),
+        figure.range_text() or _why_no_range(figure),
+        condition.bound_text(),
+        MARKS[condition.verdict],
+        _source(figure),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _figure_row(figure: Figure) -> str:
+    return f"| {figure.name} | {figure.text()} | {figure.range_text() or _why_no_range(figure)} | {_source(figure)} |"
+
+
+def _why_no_range(figure: Figure) -> str:
+    return "exact" if figure.is_exact else "one repeat"
+
+
+def _source(figure: Figure) -> str:
+    words = SOURCES[figure.source]
+    if figure.source in (Source.MEASURED, Source.COUNTED):
+        words += f", {figure.num_repeats} repeat{'s' if figure.num_repeats != 1 else ''}"
+    return words

@@ -1,0 +1,191 @@
+"""`everystop claims`: the claims that are made for continuous batching, measured on this machine, and their page."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from everystop.config import Config
+from everystop.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from everystop.claims.claim import Claim
+    from everystop.claims.lab import Lab
+    from everystop.claims.results import Result
+
+DEFAULT_REPEATS = 5
+MAX_REPEATS = 100
+
+
+def add_parser(commands: Any) -> None:
+    """Describe the command and its options."""
+    parser = commands.add_parser(
+        "claims",
+        usage="everystop claims [MODEL] [--only N ...] [options]",
+        help="measure what is claimed for continuous batching, with a verdict for each claim",
+        description="Measure the claims that are made for continuous batching, and write claims.md: a figure, a "
+        "picture and a verdict for each. Claims that are not measured keep what an earlier run found.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", nargs="?", default="smollm2", help="as for serve (default: smollm2)")
+    add("--only", metavar="N", nargs="+", type=int, help="measure these claims alone")
+    add(
+        "--repeats",
+        metavar="N",
+        type=int,
+        default=DEFAULT_REPEATS,
+        help="runs of each trial, in turns (default: 5); with 1 there are no intervals",
+    )
+    add("--out", metavar="DIR", type=Path, help="folder to write to (default: docs in a clone, else ./claims)")
+    add("--threads", metavar="N", type=int, help="as for serve")
+    add("--draw", action="store_true", help="measure nothing; draw pictures and page again from claims.json")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure claim by claim; what is done is kept, also when interrupted."""
+    if not 1 <= arguments.repeats <= MAX_REPEATS:
+        raise ConfigError(f"--repeats is {arguments.repeats}; it must be 1 to {MAX_REPEATS}")
+    from everystop.claims.everything import CLAIMS
+    from everystop.claims.results import read_results
+    from everystop.observe.report.drawing import matplotlib
+
+    chosen = choose(CLAIMS, arguments.only)
+    matplotlib()  # what cannot be drawn need not be measured
+    folder = arguments.out or default_folder()
+    make_folder(folder)
+    results = read_results(folder)
+    if arguments.draw:
+        return draw_again(folder, [claim for claim in chosen if claim.number in results], CLAIMS, results)
+    with progress(show=sys.stderr.isatty()) as watcher:
+        return measure(arguments, chosen, CLAIMS, folder, results, watcher)
+
+
+def choose(claims: Sequence[Claim], only: Sequence[int] | None) -> list[Claim]:
+    """The claims of these numbers, or all; raises ConfigError for a number that there is not."""
+    if only is None:
+        return list(claims)
+    known = {claim.number: claim for claim in claims}
+    for number in only:
+        if number not in known:
+            raise ConfigError(f"--only names claim {number}; there are {', '.join(map(str, known))}")
+    return [known[number] for number in sorted(set(only))]
+
+
+def default_folder() -> Path:
+    """`docs` where this is a clone, else `claims`."""
+    return Path("docs") if Path("src", "everystop", "claims").is_dir() and Path("docs").is_dir() else Path("claims")
+
+
+def make_folder(folder: Path) -> None:
+    """Raises ConfigError if nothing could be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "claims.json.try").touch()
+        (folder / "claims.json.try").unlink()
+    except OSError as error:
+        raise ConfigError(f"--out {folder} cannot be written: {error.strerror}; name another folder") from None
+
+
+def measure(
+    arguments: argparse.Namespace,
+    chosen: Sequence[Claim],
+    claims: Sequence[Claim],
+    folder: Path,
+    results: dict[int, Result],
+    watcher: Bars,
+) -> int:
+    """Measure, write after each claim, print its verdict; 130 if interrupted."""
+    from everystop.claims.lab import EngineLab
+
+    lab = EngineLab(Config(model=arguments.model, threads=arguments.threads), arguments.repeats, watcher)
+    try:
+        settings = {**lab.describe(), "command": shlex.join(["everystop", *arguments.words])}
+        for place, claim in enumerate(chosen):
+            watcher.name = f"claim {claim.number} ({place + 1} of {len(chosen)})"
+            results[claim.number] = measure_one(claim, lab, settings)
+            write(folder, [claim], claims, results)
+            watcher.say(verdict_line(claim, results[claim.number]))
+    except KeyboardInterrupt:
+        watcher.say("interrupted: the claims above are written, the others as they were")
+        return 130
+    finally:
+        lab.close()
+    watcher.say(f"written to {folder / 'claims.md'}")
+    return 0
+
+
+def measure_one(claim: Claim, lab: Lab, settings: dict[str, Any]) -> Result:
+    """One claim."""
+    from everystop.claims.results import Result
+
+    began_s = time.monotonic()
+    findings = claim.measure(lab)
+    date = datetime.now(UTC).strftime("%-d %B %Y")
+    return Result(findings=findings, settings=settings | {"date": date}, seconds=round(time.monotonic() - began_s, 1))
+
+
+def write(folder: Path, measured: Sequence[Claim], claims: Sequence[Claim], results: dict[int, Result]) -> None:
+    """The pictures of what was measured, the page and the results."""
+    from everystop.claims.results import draw_result, write_results
+
+    write_results(folder, results, claims)
+    for claim in measured:
+        draw_result(folder, claim, results[claim.number].findings)
+
+
+def draw_again(folder: Path, chosen: Sequence[Claim], claims: Sequence[Claim], results: dict[int, Result]) -> int:
+    """Pictures and page from what is known."""
+    if not chosen:
+        raise ConfigError(f"--draw: {folder} has no results of these claims; measure them first")
+    write(folder, chosen, claims, results)
+    return 0
+
+
+def verdict_line(claim: Claim, result: Result) -> str:
+    """What a claim came to, in a line."""
+    findings = result.findings
+    return f"{claim.number}. {claim.title}: {findings.verdict.value} ({result.seconds:.0f} s)\n   {findings.headline}"
+
+
+@dataclass(slots=True)
+class Bars:
+    """Shows how far the claims have come, and says what was found."""
+
+    bars: Any
+    task: Any
+    name: str = "the model is being loaded"
+
+    def begin(self, words: str) -> None:
+        """Something begins."""
+        self.bars.update(self.task, description=f"{self.name}: {words}", completed=0, total=None)
+
+    def advance(self, num_over: int, num_all: int) -> None:
+        """So many of its requests are over."""
+        self.bars.update(self.task, completed=num_over, total=num_all)
+
+    def say(self, words: str) -> None:
+        """A line above the bar."""
+        self.bars.console.print(words, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def progress(*, show: bool) -> Iterator[Bars]:
+    """One bar on standard error for what is being done; without somebody who watches, only the lines."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    layout = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(
+        *layout, console=Console(stderr=True), transient=True, disable=not show, refresh_per_second=2
+    ) as bars:
+        yield Bars(bars, bars.add_task("the model is being loaded", total=None))

@@ -1,0 +1,94 @@
+"""`everystop explain ID`: why a request took as long as it did, from a running server or from a record."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from everystop.cli import settings
+from everystop.core.errors import ConfigError, RecordError
+
+if TYPE_CHECKING:
+    from everystop.observe.history import History
+
+
+def add_parser(commands: Any) -> None:
+    """Describe the command and its options."""
+    parser = commands.add_parser(
+        "explain",
+        usage="everystop explain ID [--url URL | --record FILE] [options]",
+        help="say why a request took so long",
+        description="Say why a request took so long: one sentence, where its time went, and which tokens came late. ID "
+        "is the id of the answer (chatcmpl-... or cmpl-...), the x-request-id that the client sent, or the request's "
+        "number in the engine.",
+        formatter_class=settings.HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("id", metavar="ID", help="which request")
+    settings.add_remote_options(parser)
+    parser.add_argument("--record", metavar="FILE", type=Path, help="look in a record instead of asking a server")
+    parser.add_argument("--json", action="store_true", help="print all that is known as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Explain, and print it."""
+    data = read_record(arguments) if arguments.record is not None else ask_server(arguments)
+    if arguments.json:
+        print(json.dumps(data))
+        return 0
+    from rich.console import Console
+
+    from everystop.cli.blame import show
+
+    show(data, Console(highlight=False))
+    return 0
+
+
+def ask_server(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    """The explanation by the running server; raises RemoteError."""
+    from everystop.cli.remote import Remote
+
+    remote = Remote(arguments.url, arguments.api_key)
+    data: Mapping[str, Any] = remote.get_json(f"/v1/requests/{quote(arguments.id, safe='')}/explain")
+    return data
+
+
+def read_record(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    """The explanation by what a record holds; raises RecordError."""
+    if arguments.api_key is not None or arguments.url != settings.DEFAULT_URL:
+        raise ConfigError("--record reads a file and asks no server; leave out --url and --api-key, or --record")
+    from everystop.observe.explain import explain
+    from everystop.observe.wording import number_name
+    from everystop.sim.replay import history_of_record
+
+    history = history_of_record(arguments.record)
+    request_ids = find(history, arguments.id)
+    if not request_ids:
+        raise RecordError(
+            f"{arguments.record} has no request {arguments.id!r}; it has {len(history.trails):,}, by the ids of their "
+            "answers or by number, from 0"
+        )
+
+    def name_of(request_id: int) -> str:
+        trail = history.trails.get(request_id)
+        client = None if trail is None else trail.client
+        return number_name(request_id) if client is None else client.name
+
+    return explain(history, request_ids, now_ns=history.last_ns, name_of=name_of).as_data()
+
+
+def find(history: History, name: str) -> list[int]:
+    """The sequences of the request of that name, whoever gave it, or of that number, with or without an r before it."""
+    from everystop.observe.history import MAX_DIGITS
+
+    number = name.removeprefix("r")
+    client = next((client for one in (name, number) for client in history.clients_called(one)), None)
+    if client is not None:
+        return list(client.request_ids)
+    is_number = number.isascii() and number.isdecimal() and len(number) < MAX_DIGITS
+    return [int(number)] if is_number and int(number) in history.trails else []

@@ -1,0 +1,90 @@
+"""Asks a running server: what the commands that look at one need of HTTP, and its refusals in plain words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from everystop.cli.settings import DEFAULT_URL, KEY_VARIABLE
+from everystop.core.errors import ConfigError, RemoteError
+
+TIMEOUT_S = 10.0
+
+
+class Remote:
+    """A server at a URL; raises ConfigError for a URL that is none, and RemoteError for what the server does not do."""
+
+    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            self._host, self._port = parts.hostname or "", parts.port
+        except ValueError:
+            self._host = ""
+        if parts.scheme not in ("http", "https") or not self._host:
+            raise ConfigError(f"--url is {url!r}; it must be like {DEFAULT_URL}")
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._prefix = parts.path.rstrip("/")
+        self._key = api_key or os.environ.get(KEY_VARIABLE, "").partition(",")[0].strip() or None
+        if self._key is not None and not self._key.isprintable():
+            raise ConfigError("the API key has characters that cannot be printed; give the key itself")
+        self._timeout_s = timeout_s
+
+    def events(self, path: str) -> Iterator[Any]:
+        """The messages of a stream of server-sent events, until it ends."""
+        with self._get(path) as answer:
+            if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                raise RemoteError(f"{self.url}{path} is no stream of events; is {self.url} an Everystop server?")
+            try:
+                while line := answer.readline():
+                    if line.startswith(b"data: "):
+                        yield json.loads(line.removeprefix(b"data: "))
+            except (OSError, HTTPException, ValueError) as error:
+                raise RemoteError(f"the stream of {self.url} broke off: {_words(error)}") from error
+
+    def get_json(self, path: str) -> Any:
+        """The answer's JSON."""
+        with self._get(path) as answer:
+            try:
+                return json.loads(answer.read())
+            except (OSError, HTTPException, ValueError) as error:
+                raise RemoteError(f"{self.url}{path} gave no JSON: {_words(error)}") from error
+
+    @contextlib.contextmanager
+    def _get(self, path: str) -> Iterator[HTTPResponse]:
+        connection = self._connect(self._host, self._port, timeout=self._timeout_s)
+        headers = {} if self._key is None else {"authorization": f"Bearer {self._key}".encode()}
+        with contextlib.closing(connection):
+            try:
+                connection.request("GET", self._prefix + path, headers=headers)
+                answer = connection.getresponse()
+            except (OSError, HTTPException) as error:
+                raise RemoteError(
+                    f"no server answers at {self.url} ({_words(error)}); start one with `everystop serve`, or name it "
+                    "with --url"
+                ) from error
+            if answer.status != 200:
+                raise RemoteError(self._refusal(path, answer))
+            yield answer
+
+    def _refusal(self, path: str, answer: HTTPResponse) -> str:
+        """What the server says, and what to do about it."""
+        try:
+            said = json.loads(answer.read())["error"]["message"]
+        except (OSError, HTTPException, ValueError, KeyError, TypeError):
+            said = ""
+        if answer.status == 401:
+            known = "another key" if self._key else "a key"
+            return f"{self.url} wants {known}: give it with --api-key or in {KEY_VARIABLE}"
+        if answer.status == 404 and said in ("", "no such path"):
+            return f"{self.url} has no {path}: it is no Everystop server, or one of another version"
+        return f"{self.url} answers {answer.status} {answer.reason}" + (f": {said}" if said else "")
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,333 @@
+"""The last minute of an engine, kept ready for those who watch: steps as they are sent, the requests, who waits, and
+figures over the minute.
+
+One `LiveState` serves all readers; it follows a `History` from where it was made, and costs nothing while there is
+none. It knows what happened, not who may see it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from everystop.core.durations import NS_PER_S
+from everystop.core.events import AdmitEvent, ArrivalEvent, FinishEvent, PreemptEvent, RefuseEvent, WaitEvent
+from everystop.observe.blame import Blame
+from everystop.observe.block_map import BlockRun, block_runs
+from everystop.observe.decision_log import NO_STEP, Decision, is_told
+from everystop.observe.history import Act, History, Log, StepRecord, Trail
+from everystop.observe.live_figures import RecentFigures, Tiles
+from everystop.observe.live_request import REFRESH_NS, RUNNING, LiveRequest, requests_at
+from everystop.observe.recent import WINDOW_S
+
+WINDOW_NS = WINDOW_S * NS_PER_S
+STEPS_A_TURN = 400  # some 20 ms of work at 32 rows
+QUIET_NS = NS_PER_S  # acts that no step has followed for so long are told without one
+BLOCKS_EVERY_NS = NS_PER_S // 2
+BLOCKS_A_LOOK = 8192  # with more blocks, they are looked at less often
+
+
+class Waiter(NamedTuple):
+    """A waiting request, and why it waits; None where only a step is running."""
+
+    trail: Trail
+    wait: WaitEvent | None
+
+
+def waits_since_ns(trail: Trail) -> int:
+    """When a waiting request came, or came back."""
+    return trail.preemptions[-1].now_ns if trail.preemptions else trail.since_ns
+
+
+class LiveState:
+    """Follows `history` from 60 s before `now_ns`.
+
+    The engine runs since `since_ns`; `ask_blocks` has it say who holds which blocks. `changed` holds the requests in
+    the order in which they have changed.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        *,
+        now_ns: int,
+        since_ns: int,
+        num_slots: int,
+        num_blocks: int,
+        ask_blocks: Callable[[], None],
+    ) -> None:
+        history.catch_up()
+        self.num_slots = num_slots
+        self.num_blocks = num_blocks
+        self.requests: dict[int, LiveRequest] = {}
+        self.changed: dict[int, LiveRequest] = {}
+        self.num_running = 0
+        self.version = 0
+        self.queue = history.queue
+        self.steps: Log[list[object]] = Log()
+        self.decisions: Log[Decision] = Log()
+        self.block_runs: list[BlockRun] = []
+        self.blocks_version = 0
+        self._history = history
+        self._ask_blocks = ask_blocks
+        self._figures = RecentFigures(since_ns)
+        self._blame = Blame(history)
+        self._told: list[Act] = []
+        self._over: deque[LiveRequest] = deque()
+        self._last: StepRecord | None = None
+        self._blocks_asked_ns = 0
+        self._blocks_asked_at = -1
+        self._blocks_seen: object = None
+        self._step_position = history.steps.end - len(history.steps_since_ns(now_ns - WINDOW_NS))
+        self._act_position = history.acts.end - len(history.acts_since_ns(now_ns - WINDOW_NS))
+        self._begin(now_ns - WINDOW_NS)
+
+    def _begin(self, before_ns: int) -> None:
+        """The requests as they stood when the window began."""
+        for request in requests_at(self._history, before_ns):
+            self.requests[request.request_id] = request
+            self.num_running += request.state == RUNNING
+            self._touch(request, request.changed_ns)
+
+    # ------------------------------------------------------------------ follow
+
+    def catch_up(self, now_ns: int) -> bool:
+        """Take in what has happened, as much as is done in one go; True if there is more."""
+        history = self._history
+        history.catch_up()
+        end = min(history.steps.end, self._step_position + STEPS_A_TURN)
+        for step in history.steps.between(self._step_position, end):
+            self._take_acts(step)
+            self._take_step(step)
+        self._step_position = max(end, self._step_position)
+        if self._step_position < history.steps.end:
+            return True
+        self._take_acts(None)
+        if self._told and now_ns - self._told[0].now_ns > QUIET_NS:
+            self._decide(Decision(now_ns, NO_STEP, 0, 0, tuple(self._told), {}))
+        for request in self._blame.tick(now_ns):
+            self._touch(request, request.changed_ns)
+        self._look_at_blocks(now_ns)
+        self._forget(now_ns - WINDOW_NS)
+        return False
+
+    def _take_acts(self, step: StepRecord | None) -> None:
+        """The acts up to the planning of a step, or all; one of a later step ends it."""
+        acts = self._history.acts
+        self._act_position = max(self._act_position, acts.start)
+        while self._act_position < acts.end:
+            act = acts[self._act_position]
+            if step is not None and _is_later(act, step):
+                return
+            self._act_position += 1
+            self._take_act(act)
+            if is_told(act):
+                self._told.append(act)
+
+    def _take_act(self, act: Act) -> None:
+        if isinstance(act, WaitEvent | ArrivalEvent):
+            return
+        request = self._meet(act.request_id)
+        self.num_running -= request.state == RUNNING
+        match act:
+            case AdmitEvent():
+                request.admit(act)
+            case PreemptEvent():
+                request.preempt(act)
+            case FinishEvent():
+                request.finish(act)
+            case RefuseEvent():
+                request.end("refused", act.now_ns, act.code)
+        self.num_running += request.state == RUNNING
+        if request.finish_ns is not None:
+            self._over.append(request)
+            self._blame.note(request)
+        self._touch(request, act.now_ns)
+
+    def _take_step(self, step: StepRecord) -> None:
+        requests, now_ns = self.requests, step.now_ns
+        riders = [requests.get(i) or self._meet_rider(i, now_ns) for i in step.request_ids]
+        num_prefill, num_outputs, gaps = 0, 0, dict[int, int]()
+        num_own = step.num_rows - step.num_padded_rows
+        for request, start, num, num_new in zip(
+            riders[:num_own], step.starts, step.nums, step.num_outputs, strict=False
+        ):
+            num_prompt = request.num_prompt_tokens
+            if num > 1 or start < num_prompt:
+                num_prefill += num
+            if num_new:
+                num_outputs += num_new
+                gap_ns = request.take_tokens(now_ns, start + num + num_new - num_prompt, num_new)
+                if gap_ns:
+                    gaps[gap_ns] = gaps.get(gap_ns, 0) + num_new
+                    if now_ns - request.changed_ns >= REFRESH_NS and request.state == RUNNING:
+                        self._touch(request, now_ns)
+                elif request.first_token_ns == now_ns:
+                    self._note_first_token(request, now_ns)
+        self._figures.add_step(now_ns, num_outputs, gaps)
+        self._last = step
+        self.steps.append(_as_sent(step, [request.slot for request in riders], num_prefill))
+        if self._told:
+            self._decide(_decision(step, riders[:num_own], tuple(self._told)))
+
+    def _note_first_token(self, request: LiveRequest, now_ns: int) -> None:
+        self._figures.add_first_token(now_ns, now_ns - request.received_ns)
+        self._touch(request, now_ns)
+
+    def _decide(self, decision: Decision) -> None:
+        self.decisions.append(decision)
+        self._told.clear()
+
+    def _touch(self, request: LiveRequest, now_ns: int) -> None:
+        self.version += 1
+        request.version, request.changed_ns = self.version, now_ns
+        self.changed.pop(request.request_id, None)
+        self.changed[request.request_id] = request
+
+    def _look_at_blocks(self, now_ns: int) -> None:
+        """Ask the engine when something has happened since it was asked last, and take what it has answered."""
+        event = self._history.blocks
+        if event is not None and event is not self._blocks_seen:
+            self._blocks_seen = event
+            runs = block_runs(event)
+            if runs != self.block_runs:
+                self.block_runs = runs
+                self.blocks_version += 1
+        every_ns = BLOCKS_EVERY_NS * max(1, self.num_blocks // BLOCKS_A_LOOK)
+        position = self._step_position + self._act_position
+        if position != self._blocks_asked_at and now_ns - self._blocks_asked_ns >= every_ns:
+            self._blocks_asked_at, self._blocks_asked_ns = position, now_ns
+            self._ask_blocks()
+
+    def _forget(self, before_ns: int) -> None:
+        """Drop what is older than a minute."""
+        while self._over and self._over[0].changed_ns < before_ns:
+            request = self._over.popleft()
+            if self._last is not None and request.request_id in self._last.request_ids:
+                request.changed_ns = before_ns  # its slot is held, and it is still computed
+                self._over.append(request)
+                continue
+            self.requests.pop(request.request_id, None)
+            self.changed.pop(request.request_id, None)
+        steps, decisions = self.steps, self.decisions
+        steps.forget_before(steps.position_of(before_ns, _sent_ns))
+        decisions.forget_before(decisions.position_of(before_ns, _decided_ns))
+
+    def _meet(self, request_id: int) -> LiveRequest:
+        """The request; one that the history has forgotten already has no past."""
+        request = self.requests.get(request_id)
+        if request is None:
+            trail = self._history.trails.get(request_id) or Trail(request_id)
+            request = self.requests[request_id] = LiveRequest.of(trail)
+        return request
+
+    def _meet_rider(self, request_id: int, now_ns: int) -> LiveRequest:
+        """One that had ended before the window and has a row in it: a padded one, or one that comes back in vain."""
+        request = self._meet(request_id)
+        if request.trail.admits:
+            request.slot = request.trail.admits[-1].slot
+        request.state, request.changed_ns = "finished", now_ns
+        self._over.append(request)
+        return request
+
+    # -------------------------------------------------------------------- tell
+
+    def knows(self, request_id: int) -> bool:
+        """It is among the requests, or waits."""
+        return request_id in self.requests or self.queue.holds(request_id)
+
+    def waiting(self, most: int) -> list[Waiter]:
+        """The first of those that wait: the one that is to board next, then in order of arrival."""
+        ids = self.queue.ids[:most]
+        head = self.queue.head
+        if head is not None and self.queue.holds(head.request_id):
+            ids = [head.request_id, *(request_id for request_id in ids if request_id != head.request_id)][:most]
+        return [Waiter(self._history.trails.get(i) or Trail(i), self.queue.reason_of(i)) for i in ids]
+
+    @property
+    def oldest_wait_ns(self) -> int:
+        """Since when the one that came first has waited, this time; `last_ns` of the history if nobody waits."""
+        ids = self.queue.ids
+        trail = self._history.trails.get(ids[0]) if ids else None
+        return self._history.last_ns if trail is None else waits_since_ns(trail)
+
+    def changed_since(self, version: int) -> list[LiveRequest]:
+        """Requests that have changed since then, the last first."""
+        found = []
+        for request in reversed(self.changed.values()):
+            if request.version <= version:
+                break
+            found.append(request)
+        return found
+
+    def tiles(self, now_ns: int) -> Tiles:
+        """The figures now."""
+        figures = self._figures
+        num_free = self.num_blocks if self._last is None else self._last.num_free_blocks
+        ttft_p50_ns, ttft_p95_ns, itl_p50_ns, itl_p99_ns = figures.latencies(now_ns)
+        return Tiles(
+            slots_busy=self.num_running,
+            slots=self.num_slots,
+            num_waiting=len(self.queue.ids),
+            oldest_wait_ns=max(0, now_ns - self.oldest_wait_ns) if self.queue.ids else 0,
+            kv_used_share=round(1 - num_free / self.num_blocks, 4),
+            output_tokens_per_s=figures.output_tokens_per_s(now_ns),
+            ttft_p50_ns=ttft_p50_ns,
+            ttft_p95_ns=ttft_p95_ns,
+            itl_p50_ns=itl_p50_ns,
+            itl_p99_ns=itl_p99_ns,
+        )
+
+
+def _is_later(act: Act, step: StepRecord) -> bool:
+    """An act that comes after the planning of a step, and is no end that this step has brought."""
+    if isinstance(act, AdmitEvent | PreemptEvent | FinishEvent):
+        return act.step_id > step.step_id
+    return act.now_ns > step.scheduled_ns
+
+
+def _decision(step: StepRecord, riders: list[LiveRequest], acts: tuple[Act, ...]) -> Decision:
+    """What a step did; `riders` are those of its rows that are no padding."""
+    boarded = {act.request_id for act in acts if isinstance(act, AdmitEvent)}
+    computed, num_decodes, num_prompts = dict[int, int](), 0, 0
+    for request, start, num in zip(riders, step.starts, step.nums, strict=False):
+        if request.request_id in boarded:
+            computed[request.request_id] = start + num
+        elif num > 1 or start < request.num_prompt_tokens:
+            num_prompts += 1
+        else:
+            num_decodes += 1
+    return Decision(step.now_ns, step.step_id, num_decodes, num_prompts, acts, computed)
+
+
+def _as_sent(step: StepRecord, slots: list[int], num_prefill: int) -> list[object]:
+    """A step as the stream sends it; the rows are flat, four numbers each."""
+    flat: list[int] = [0] * (4 * len(slots))
+    flat[0::4], flat[1::4], flat[2::4], flat[3::4] = slots, step.request_ids, step.nums, step.num_outputs
+    return [
+        step.step_id,
+        step.scheduled_ns,
+        step.now_ns,
+        step.execute_ns,
+        sum(step.nums) - num_prefill - step.num_padded_rows,
+        num_prefill,
+        step.num_padded_rows,
+        step.num_running,
+        step.num_waiting,
+        step.num_held,
+        step.num_free_blocks,
+        step.num_cached_blocks,
+        step.num_evicted_blocks,
+        flat,
+    ]
+
+
+def _sent_ns(step: list[object]) -> int:
+    now_ns = step[2]
+    assert isinstance(now_ns, int)
+    return now_ns
+
+
+def _decided_ns(decision: Decision) -> int:
+    return decision.now_ns

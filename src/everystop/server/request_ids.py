@@ -1,0 +1,44 @@
+"""Gives answers an `x-request-id`, streamed or not: the client's own, else the id that the answer carries."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from everystop.core.errors import RequestError
+from everystop.server.errors import error_response
+
+MAX_CHARS = 128
+HEADER = b"x-request-id"
+_GIVEN = re.compile(rb"[!-~]{1,%d}" % MAX_CHARS)
+
+
+class RequestIds:
+    """ASGI middleware; the scope's `given_name` is what the client sent ("" for nothing), and `answer_name` is what
+    those behind set. 400 for an id that is too long or not made of printable ASCII characters.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        given = [value for name, value in scope["headers"] if name == HEADER]
+        if given and (len(given) > 1 or _GIVEN.fullmatch(given[0]) is None):
+            message = (
+                f"the header x-request-id must be one id of 1 to {MAX_CHARS} printable ASCII characters, no blanks"
+            )
+            await error_response(RequestError(message, code="invalid_request_id"))(scope, receive, send)
+            return
+        scope["given_name"] = given[0].decode("ascii") if given else ""
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                name = scope["given_name"] or scope.get("answer_name", "")
+                if name:
+                    message = {**message, "headers": [*message.get("headers", ()), (HEADER, name.encode())]}
+            await send(message)
+
+        await self._app(scope, receive, send_named)

@@ -1,0 +1,164 @@
+// The steps of one engine in their order, and what each slot did in them; it knows neither the stream nor a canvas.
+
+/** @typedef {import("./grammar.js").Kind} Kind */
+/**
+ * What one slot did in one step.
+ * @typedef {{slot: number, request: number, tokens: number, outputs: number, kind: Kind}} Cell
+ */
+/**
+ * One step. It took from `begin_ns` (when the one before was back, or its own planning) to `end_ns`; its rows computed
+ * tokens for `execute_ns`. Counts are those after it.
+ * @typedef {{id: number, begin_ns: number, end_ns: number, execute_ns: number, num_decode: number, num_prefill: number,
+ *   num_padded: number, num_running: number, num_waiting: number, num_held: number, num_free: number,
+ *   num_cached: number, num_evicted: number, is_slow: boolean, cells: Cell[]}} Step
+ */
+/**
+ * Consecutive steps in which a slot did the same for the same request; `first` and `last` are positions of steps.
+ * @typedef {{slot: number, request: number, kind: Kind, first: number, last: number, begin_ns: number, end_ns: number,
+ *   tokens: number}} Run
+ */
+/** A request's time in a slot. @typedef {{request: number, first: number, last: number, begin_ns: number, end_ns: number}} Stay */
+
+/**
+ * The first index in an ordered list whose value is above a limit.
+ * @template T
+ * @param {T[]} list @param {number} limit @param {(item: T) => number} value @returns {number}
+ */
+export function firstAbove(list, limit, value) {
+  let low = 0;
+  let high = list.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (value(list[middle]) > limit) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+/** Positions of steps count from the first ever added, so that they stay when the oldest are forgotten. */
+export class Timeline {
+  /** @param {number} numSlots @param {number} maxSteps how many steps are remembered */
+  constructor(numSlots, maxSteps = 30_000) {
+    this.numSlots = numSlots;
+    this.maxSteps = maxSteps;
+    this.now_ns = 0;
+    this.start = 0;
+    /** @type {Step[]} */
+    this.steps = [];
+    /** @type {Run[][]} */
+    this.runs = [];
+    /** @type {Stay[][]} */
+    this.stays = [];
+    this.clear(numSlots);
+  }
+
+  /** Forget everything; positions go on. @param {number} numSlots */
+  clear(numSlots) {
+    this.start += this.steps.length;
+    this.numSlots = numSlots;
+    this.steps = [];
+    this.runs = Array.from({ length: numSlots }, () => []);
+    this.stays = Array.from({ length: numSlots }, () => []);
+  }
+
+  /** One past the last position. */
+  get end() {
+    return this.start + this.steps.length;
+  }
+
+  /** @param {number} position @returns {Step | undefined} */
+  at(position) {
+    return this.steps[position - this.start];
+  }
+
+  /** @returns {Step | undefined} */
+  get last() {
+    return this.steps[this.steps.length - 1];
+  }
+
+  /** @param {Step} step */
+  add(step) {
+    const position = this.end;
+    this.steps.push(step);
+    for (const cell of step.cells) {
+      if (cell.slot < 0 || cell.slot >= this.numSlots) continue;
+      this.#extendRun(cell, position, step);
+      this.#extendStay(cell, position, step);
+    }
+    if (this.steps.length > this.maxSteps * 1.25) this.#forget(this.end - this.maxSteps);
+  }
+
+  /** @param {Cell} cell @param {number} position @param {Step} step */
+  #extendRun(cell, position, step) {
+    const runs = this.runs[cell.slot];
+    const last = runs[runs.length - 1];
+    if (last?.request === cell.request && last.kind === cell.kind && last.last === position - 1) {
+      last.last = position;
+      last.end_ns = step.end_ns;
+      last.tokens += cell.tokens;
+      return;
+    }
+    const { begin_ns, end_ns } = step;
+    const { slot, request, kind, tokens } = cell;
+    runs.push({ slot, request, kind, first: position, last: position, begin_ns, end_ns, tokens });
+  }
+
+  /** @param {Cell} cell @param {number} position @param {Step} step */
+  #extendStay(cell, position, step) {
+    const stays = this.stays[cell.slot];
+    const last = stays[stays.length - 1];
+    if (last?.request === cell.request && last.last >= position - 1) {
+      last.last = position;
+      last.end_ns = step.end_ns;
+      return;
+    }
+    const { begin_ns, end_ns } = step;
+    stays.push({ request: cell.request, first: position, last: position, begin_ns, end_ns });
+  }
+
+  /** @param {number} position */
+  #forget(position) {
+    this.steps.splice(0, position - this.start);
+    this.start = position;
+    for (const lists of [this.runs, this.stays]) {
+      for (const list of lists) list.splice(0, firstAbove(/** @type {Stay[]} */ (list), position - 1, (run) => run.last));
+    }
+  }
+
+  /**
+   * Position of the last step that had begun by then; `start - 1` if none had.
+   * @param {number} ns @returns {number}
+   */
+  positionAt(ns) {
+    return this.start + firstAbove(this.steps, ns, (step) => step.begin_ns) - 1;
+  }
+
+  /**
+   * Runs of a slot that touch the positions from `first` to `last`.
+   * @param {number} slot @param {number} first @param {number} last @returns {Run[]}
+   */
+  runsBetween(slot, first, last) {
+    return between(this.runs[slot], first, last);
+  }
+
+  /** @param {number} slot @param {number} first @param {number} last @returns {Stay[]} */
+  staysBetween(slot, first, last) {
+    return between(this.stays[slot], first, last);
+  }
+
+  /** @param {number} position @param {number} slot @returns {Cell | undefined} */
+  cell(position, slot) {
+    return this.at(position)?.cells.find((cell) => cell.slot === slot);
+  }
+}
+
+/**
+ * @template {{first: number, last: number}} T
+ * @param {T[]} list @param {number} first @param {number} last @returns {T[]}
+ */
+function between(list, first, last) {
+  return list.slice(
+    firstAbove(list, first - 1, (item) => item.last),
+    firstAbove(list, last, (item) => item.first),
+  );
+}

@@ -1,0 +1,96 @@
+"""The pages over the real server, its stream and its explanations; only the model is missing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.browser.watched import Watched
+from tests.server.parrot import ParrotServer, parrot
+
+pytestmark = pytest.mark.browser
+
+Open = Callable[..., Watched]
+
+
+@contextmanager
+def busy(server: ParrotServer, num: int = 5, key: str | None = None) -> Iterator[list[str]]:
+    """Sends requests of 40 steps, which are slow until the block is left; their ids come as they end."""
+    server.runner.step_s = 0.05
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    body = {"prompt": "a passenger with a long prompt " * 3, "max_tokens": 40, "ignore_eos": True}
+    names: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: names.append(server.post("/v1/completions", body, headers)[1]["id"]))
+        for _ in range(num)
+    ]
+    for thread in threads:
+        thread.start()
+    yield names
+    server.runner.step_s = 0.001
+    for thread in threads:
+        thread.join()
+
+
+def test_a_request_can_be_watched_and_then_asked_why_it_was_slow(open_page: Open) -> None:
+    with parrot(max_num_seqs=2) as server:
+        watched = open_page(f"http://127.0.0.1:{server.port}/ui", height=2200)
+        watched.wait_for_text("#connection", "live")
+        with busy(server) as names:
+            watched.wait_for_text("#waiting", "no slot")
+            watched.wait_for_text("#verdict", "All 2 slots are busy")
+        watched.wait_for_text("#verdict", "nobody waits")
+        watched.wait_for_text("#recent", "● length")
+        watched.wait_for_text("#log", "finished (length, 40 tokens)")
+        watched.page.locator("#columns[aria-label*='budget 64 tokens; last step']").wait_for()
+        assert watched.page.locator("#try").is_visible()
+        watched.page.locator("#recent a").first.click()
+        watched.wait_for_text("#causes", "sum = end to end")
+        assert watched.text("#name") in names
+        cells = watched.page.locator("#causes tbody tr td:nth-child(4)").all_inner_texts()
+        numbers = [int(cell.replace(",", "")) for cell in cells]
+        assert numbers[-1] == sum(numbers[:-1])
+        assert "to first token" in watched.text("#sentence")
+        assert watched.axe() == []
+
+
+def test_test_prompts_reach_the_model(open_page: Open) -> None:
+    with parrot() as server:
+        watched = open_page(f"http://127.0.0.1:{server.port}/ui")
+        watched.page.fill("input[name=number]", "3")
+        watched.page.click("#try-form button[type=submit]")
+        watched.wait_for_text("#try-result", "3 of 3 prompts answered")
+
+
+def test_with_keys_a_caller_sees_its_own_requests_only(open_page: Open) -> None:
+    with parrot(api_keys=("mine", "yours"), max_num_seqs=2) as server:
+        watched = open_page(f"http://127.0.0.1:{server.port}/ui")
+        watched.expected = ["401"]
+        watched.page.fill("#key-dialog input", "mine")
+        watched.page.keyboard.press("Enter")
+        watched.wait_for_text("#server", "your requests only")
+        with busy(server, key="yours"):
+            watched.wait_for_text("#waiting", "another request")
+            watched.wait_for_text("#verdict", "All 2 slots are busy")
+        watched.wait_for_text("#verdict", "nobody waits")
+        assert watched.page.locator("#recent a").count() == 0
+        with busy(server, num=1, key="mine"):
+            watched.wait_for_text("#recent", "running")
+        watched.wait_for_text("#recent", "● length")
+        watched.page.locator("#recent a").first.click()
+        watched.wait_for_text("#causes", "sum = end to end")
+        assert all("mine" not in url for url in watched.urls)
+
+
+def test_a_request_of_somebody_else_is_unknown(open_page: Open) -> None:
+    with parrot(api_keys=("mine", "yours")) as server:
+        with busy(server, num=1, key="yours") as names:
+            pass
+        watched = open_page(f"http://127.0.0.1:{server.port}/ui/r/{names[0]}")
+        watched.expected = ["401", "404"]
+        watched.page.fill("#key-dialog input", "mine")
+        watched.page.keyboard.press("Enter")
+        watched.wait_for_text("#state", "unknown")
+        assert "no request" in watched.text("#sentence")

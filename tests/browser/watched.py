@@ -1,0 +1,58 @@
+"""A page in a browser, and all that it says and asks for while a test plays with it."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+
+class Watched:
+    """`page`, with its complaints and requests; `expected` are complaints that a test means to cause."""
+
+    def __init__(self, page: Any, url: str) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        self.expected: list[str] = []
+        self.urls: list[str] = []
+        self._host = urlsplit(url).netloc
+        page.on("console", self._on_console)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: self.urls.append(request.url))
+
+    def _on_console(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def check(self) -> None:
+        """Nothing was complained of, and nobody else was asked."""
+        unexpected = [text for text in self.complaints if not any(part in text for part in self.expected)]
+        assert unexpected == []
+        foreign = [url for url in self.urls if urlsplit(url).netloc not in (self._host, "")]
+        assert foreign == []
+
+    def text(self, selector: str) -> str:
+        """The text of an element that is there."""
+        return str(self.page.locator(selector).inner_text())
+
+    def wait_for_text(self, selector: str, text: str) -> None:
+        """Wait until the element contains the text."""
+        self.page.locator(selector, has_text=text).first.wait_for()
+
+    def axe(self) -> list[str]:
+        """What axe-core finds wrong, one line each."""
+        from axe_playwright_python.sync_playwright import Axe
+
+        found = Axe().run(self.page).response["violations"]
+        return [f"{rule['id']}: {rule['help']}: {node['html'][:160]}" for rule in found for node in rule["nodes"]]
+
+    def colors(self, selector: str) -> set[str]:
+        """The colours that a canvas shows, as "r,g,b"."""
+        pixels = self.page.locator(selector).evaluate(
+            """canvas => {
+                const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+                const seen = new Set();
+                for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255) seen.add(data.slice(i, i + 3).join());
+                return [...seen];
+            }"""
+        )
+        return set(pixels)

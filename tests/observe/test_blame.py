@@ -1,0 +1,79 @@
+"""Blame is worked out for the slowest, and only as long as it costs next to nothing."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from tests.core.harness import Harness, make_request, make_scheduler
+
+from everystop.observe.blame import MAX_PENDING, PATIENCE_NS, Blame
+from everystop.observe.history import Client, History
+from everystop.observe.live_request import LiveRequest
+
+NS_PER_MS = 1_000_000
+
+
+def finished(num: int, history: History) -> list[LiveRequest]:
+    """That many requests, one after the other in one slot, so each is slower than the one before."""
+    harness = Harness(make_scheduler(max_num_seqs=1))
+    for request_id in range(num):
+        harness.add(make_request(request_id, 4, max_tokens=3))
+    harness.run()
+    history.receive(harness.events)
+    history.catch_up()
+    requests = []
+    for trail in history.trails.values():
+        assert trail.finish is not None
+        request = LiveRequest.of(trail)
+        request.finish(trail.finish)
+        requests.append(request)
+    return requests
+
+
+def test_with_time_enough_all_are_told() -> None:
+    history = History()
+    blame, requests = Blame(history, cpu_ns=lambda: 0), finished(5, history)
+    for request in requests:
+        blame.note(request)
+    assert blame.tick(history.last_ns) == requests[::-1]
+    assert [request.blame for request in requests][1:] == ["queued: no free slot"] * 4
+    assert blame.tick(history.last_ns) == []
+
+
+def test_with_little_time_the_slowest_come_first_and_the_others_wait() -> None:
+    history, clock = History(), count(0, 15 * NS_PER_MS)  # each takes 15 ms
+    blame, requests = Blame(history, cpu_ns=lambda: next(clock)), finished(5, history)
+    for request in requests:
+        blame.note(request)
+    now_ns = history.last_ns
+    assert blame.tick(now_ns) == [requests[4], requests[3]]
+    assert blame.tick(now_ns + 100 * NS_PER_MS) == []
+    assert blame.tick(now_ns + 20_100 * NS_PER_MS) == [requests[2]]
+
+
+def test_of_too_many_the_fastest_are_dropped() -> None:
+    history = History()
+    blame, requests = Blame(history, cpu_ns=lambda: 0), finished(MAX_PENDING + 3, history)
+    for request in requests:
+        blame.note(request)
+    assert blame.tick(history.last_ns) == requests[:2:-1]
+    assert [request.blame for request in requests[:3]] == [None] * 3
+
+
+def test_the_end_of_the_answer_is_waited_for_but_not_for_ever() -> None:
+    history = History()
+    history.add_client(Client("cmpl-0", "", 0, 1, 0, 0))
+    blame, [request] = Blame(history, cpu_ns=lambda: 0), finished(1, history)
+    blame.note(request)
+    assert request.finish_ns is not None
+    assert blame.tick(request.finish_ns) == []
+    assert blame.tick(request.finish_ns + PATIENCE_NS + 1) == [request]
+
+
+def test_one_that_is_forgotten_stays_without() -> None:
+    history = History()
+    blame, [request] = Blame(history, cpu_ns=lambda: 0), finished(1, history)
+    history.trails.clear()
+    blame.note(request)
+    assert blame.tick(history.last_ns) == []
+    assert request.blame is None
