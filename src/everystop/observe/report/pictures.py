@@ -11,7 +11,19 @@ from everystop.observe.comparison import Comparison, Run
 from everystop.observe.report.curve_pictures import NOTHING_S, cumulative_tokens, distribution, occupancy, quantiles_px
 from everystop.observe.report.curves import MEASURES
 from everystop.observe.report.drawing import SMALL, TITLE, text_px
-from everystop.observe.report.grammar import DARK, INK_STROKE, INLINE, LIGHT, LOOKS, Stroke, Theme, Use, strokes
+from everystop.observe.report.grammar import (
+    DARK,
+    END_MARKS,
+    FINISHED,
+    INK_STROKE,
+    INLINE,
+    LIGHT,
+    LOOKS,
+    Stroke,
+    Theme,
+    Use,
+    strokes,
+)
 from everystop.observe.report.lanes import Lanes
 from everystop.observe.report.request_pictures import Change, changes, dumbbells, shown_rows, speed_up_by_length
 from everystop.observe.report.sheets import Entry, Sheet, Timed, drawing_style, legend_height
@@ -187,10 +199,8 @@ def _run_name(run: Run, runs: Sequence[Run], sheet: Sheet, top: float) -> None:
 
 def _slot_entries(uses: set[Use], reasons: set[str]) -> list[Entry]:
     entries = [Entry(look.label, look) for use, look in LOOKS.items() if use in uses]
-    entries.append(Entry("finished", marker="o"))
-    if "error" in reasons:
-        entries.append(Entry("failed", marker="x"))
-    return entries
+    entries.append(Entry("finished", marker=FINISHED))
+    return entries + [Entry(word, marker=mark) for reason, (word, mark) in END_MARKS.items() if reason in reasons]
 
 
 def _over_time(runs: Sequence[Run], curve: Callable[..., None]) -> Draw:
