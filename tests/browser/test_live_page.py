@@ -273,10 +273,14 @@ def test_the_log_holds_thousands_of_decisions_and_few_elements(open_page: Open, 
     watched.wait_for_text("#log", "step 0: kept")
 
 
-def test_many_slots_fit(open_page: Open, server: FakeServer) -> None:
-    server.first = [Run(num_slots=256).full(300)]
+def test_many_slots_fit_and_those_never_used_take_no_room(open_page: Open, server: FakeServer) -> None:
+    run = Run(num_slots=256)
+    server.first = [run.full(300)]
     watched = live(open_page, server)
-    assert watched.page.locator("#slots").bounding_box()["height"] < 900
+    most = max(one.slot for one in run.all) + 1
+    assert most < 200
+    watched.wait_for_text("#slots-idle", f"{256 - -(-most // 8) * 8} more slots not used yet")
+    assert watched.page.locator("#slots").bounding_box()["height"] < 320
     assert DECODE in watched.colors("#slots")
 
 
