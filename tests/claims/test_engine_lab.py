@@ -48,6 +48,7 @@ def test_the_engine_takes_the_steps_that_virtual_time_says() -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_whole_command_measures_every_claim(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert main(["claims", "--out", str(tmp_path), "--repeats", "1"]) == 0
