@@ -149,7 +149,7 @@ def measure(lab: Lab) -> Findings:
         figures=(gains[4], *(load_figure(load, value) for load, value in zip(LOADS[1:], loads[1:], strict=True))),
         caption="Gain is static over continuous, so 1 is none. Left: time for all requests, by the deviation of "
         "answers' lengths over their mean. Right: mean E2E of independent arrivals, by what is asked of what can be "
-        "served. Lines are simulated, marks measured.",
+        "served; one client, of whom there are never two, stands at the left. Lines are simulated, marks measured.",
         remarks=(
             "Low load is lower than one may think: as soon as two requests overlap, one of them waits for the other "
             "under static batching.",
