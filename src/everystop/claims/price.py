@@ -71,8 +71,8 @@ def measure(lab: Lab) -> Findings:
         f"to {WHOLE:,}.",
         conditions=(
             *(Condition(figure=hosts[rows][0], at_most=MOST_HOST) for rows in ROWS),
-            Condition(figure=unbounded, at_least=LEAST_UNBOUNDED),
             Condition(figure=bounded, at_most=MOST_BOUNDED),
+            Condition(figure=unbounded, at_least=LEAST_UNBOUNDED),
         ),
         figures=(
             *(figure for rows in ROWS for figure in hosts[rows][1:]),
