@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.browser.fake_server import FakeServer, fake_server
 from tests.browser.schedule import Run
-from tests.browser.watched import Watched
+from tests.browser.watched import LOOKS, Watched
 
 pytestmark = pytest.mark.browser
 
@@ -178,16 +178,12 @@ def test_a_first_minute_in_several_messages_fills_the_sparklines(open_page: Open
     assert page.evaluate("document.getElementById('waiting').children.length") == len(run.waiting)
 
 
-@pytest.mark.parametrize(
-    ("panel", "expected"), [("slots", "decode"), ("columns", "ms"), ("blocks", "evictable"), ("strips", "ago")]
-)
-def test_each_chart_can_be_read_as_a_table(
-    open_page: Open, server: FakeServer, run: Run, panel: str, expected: str
-) -> None:
+def test_each_chart_can_be_read_as_a_table(open_page: Open, server: FakeServer, run: Run) -> None:
     watched = live(open_page, server)
-    watched.page.click(f"[data-table={panel}]")
-    assert expected in watched.text(f"#{panel}-table tbody")
-    assert not watched.page.locator(f"#{panel}-chart").is_visible()
+    for panel, expected in {"slots": "decode", "columns": "ms", "blocks": "evictable", "strips": "ago"}.items():
+        watched.page.click(f"[data-table={panel}]")
+        assert expected in watched.text(f"#{panel}-table tbody")
+        assert not watched.page.locator(f"#{panel}-chart").is_visible()
 
 
 def test_requests_of_others_have_neither_name_nor_link(open_page: Open, server: FakeServer) -> None:
@@ -299,13 +295,13 @@ def test_with_reduced_motion_charts_change_once_a_second(open_page: Open, server
     assert page.evaluate("window.drawings") <= 3
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_live_page_is_accessible(open_page: Open, server: FakeServer, width: int, scheme: str) -> None:
+def test_the_live_page_is_accessible_in_both_themes_and_widths(open_page: Open, server: FakeServer) -> None:
     server.first = [Run().full(150, can_send_test=True)]
-    watched = live(open_page, server, width=width, scheme=scheme)
-    assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
-    assert watched.axe() == []
+    watched = live(open_page, server)
+    for width, scheme in LOOKS:
+        watched.look(width, scheme)
+        assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert watched.axe() == []
 
 
 def test_tables_and_definitions_are_accessible(open_page: Open, server: FakeServer) -> None:
