@@ -36,7 +36,7 @@ NUM_JOBS, MEAN_TOKENS, NUM_REPEATS = 64, 48, 3
 DEVIATIONS, WIDE = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25), 1.0  # of the logarithm of an answer's length
 LOADS = (0.01, 0.03, 0.1, 0.3, 0.6, 0.9)
 NUM_ARRIVALS = 128
-TINY_BLOCKS = 24
+TINY_BLOCKS = 16
 POLICIES = ("static", "continuous")
 CASES = ("mixed lengths", "equal lengths", "prefill only", "one client", "tiny KV cache")
 PLACES = {  # of their names in the picture: how far above their marks, and which end of the name is there
@@ -45,7 +45,7 @@ PLACES = {  # of their names in the picture: how far above their marks, and whic
     CASES[2]: (-0.13, "left"),
     CASES[4]: (-0.06, "center"),
 }
-MOST_GAIN, LEAST_GAIN, MOST_LEFT, LEAST_RECOMPUTED = 1.1, 1.25, 0.95, 0.05
+MOST_GAIN, LEAST_GAIN, MOST_LEFT, LEAST_RECOMPUTED = 1.1, 1.25, 0.85, 0.05
 
 Runs = Mapping[tuple[str, str], Sequence[Run]]
 
