@@ -28,7 +28,8 @@ from everystop.trial.http_client import Target
 from everystop.trial.http_load import Run, run_load
 
 POLICIES = ("continuous", "static", "static-padded")
-OPTIONS = ("--max-num-seqs", "16", "--batch-wait-ms", "100")
+OPTIONS = ("--max-num-seqs", "16")
+STATIC_OPTIONS = ("--batch-wait-ms", "100")
 SWEEP_ROWS = (1, 2, 4, 8, 12, 16)
 SWEEP_TOKENS = 96
 
@@ -44,7 +45,8 @@ def equal_answers(num_clients: int, max_tokens: int, seed: int) -> Workload:
 def measure(model: str, policy: str, options: Sequence[str]) -> dict[str, Any]:
     """One run of the workload on a fresh server."""
     load = os.getloadavg()[0]
-    with LocalServer(model, ["--policy", policy, *options]) as server:
+    of_policy = STATIC_OPTIONS if policy.startswith("static") else ()
+    with LocalServer(model, ["--policy", policy, *of_policy, *options]) as server:
         target = Target(url=server.url)
         run_load(equal_answers(16, 8, seed=1), target)
         before = server.wait_idle()

@@ -44,6 +44,10 @@ from everystop.core.policy import POLICIES, make_policy
         ({"slow_log": 5.0, "explain_history": 0}, ["--slow-log", "--explain-history"]),
         ({"ttft_target_ms": 500.0}, ["--ttft-target-ms", "--policy deadline", "continuous"]),
         ({"itl_target_ms": 50.0, "policy": "fair"}, ["--itl-target-ms", "--policy deadline", "fair"]),
+        ({"batch_wait_ms": 50}, ["--batch-wait-ms needs --policy static or static-padded", "continuous"]),
+        ({"batch_wait_ms": 10**9, "policy": "static"}, ["--batch-wait-ms is 1,000,000,000", "at most 3,600,000"]),
+        ({"ageing": 10.0, "policy": "fair"}, ["--ageing needs --policy priority or shortest", "fair"]),
+        ({"ageing": 1e-10, "policy": "shortest"}, ["--ageing is 1e-10", "at least 0.001"]),
         ({"itl_target_ms": 0.0, "policy": "deadline"}, ["--itl-target-ms is 0.0", "at least 1"]),
     ],
 )
@@ -54,9 +58,8 @@ def test_values_that_cannot_be_honoured_are_named(settings: dict[str, Any], word
 
 
 def test_values_at_the_edge_are_taken() -> None:
-    config = Config(
-        max_num_seqs=1, max_num_batched_tokens=1, batch_wait_ms=0, shutdown_timeout=0, stats_interval=0, port=0
-    )
+    config = Config(max_num_seqs=1, max_num_batched_tokens=1, shutdown_timeout=0, stats_interval=0, port=0)
+    assert Config(policy="static", batch_wait_ms=0).batch_wait_ms == 0
     assert config.max_num_batched_tokens == 1
 
 

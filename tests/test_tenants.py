@@ -56,12 +56,18 @@ def test_no_file_means_that_nobody_is_told_apart() -> None:
 
 @pytest.mark.parametrize("policy", ["fair", "fair-prefix"])
 def test_policy_gets_the_shares_of_the_file(tmp_path: Path, policy: str) -> None:
-    config = Config(policy=policy, ageing=2.5, tenants=write(tmp_path, FILE))
+    config = Config(policy=policy, tenants=write(tmp_path, FILE))
     settings = policy_settings(config)
     assert settings.shares == {"gold": Share(2.5, 16, 0, 500.0, 0.25), "a b": Share()}
-    assert settings.ageing_ns == 2_500_000_000
     assert settings.quantum == QUANTUM
     make_policy(policy, settings)
+
+
+def test_times_are_those_of_the_flags_or_the_defaults() -> None:
+    assert policy_settings(Config(policy="priority", ageing=2.5)).ageing_ns == 2_500_000_000
+    assert policy_settings(Config(policy="static", batch_wait_ms=0)).batch_wait_ns == 0
+    usual = policy_settings(Config())
+    assert (usual.ageing_ns, usual.batch_wait_ns) == (10_000_000_000, 50_000_000)
 
 
 def test_quantum_is_that_of_the_flag_and_of_its_policy_only() -> None:

@@ -150,19 +150,23 @@ class Config:
         group=SCHEDULER,
         choices=ADMISSIONS,
     )
-    batch_wait_ms: int = _setting(
-        50,
+    batch_wait_ms: int | None = _setting(
+        None,
         "--batch-wait-ms",
-        "static policies: longest wait for a batch to fill, in milliseconds",
+        "static policies: longest wait for a batch to fill, in milliseconds (default: 50)",
         group=SCHEDULER,
+        parse=int,
         least=0,
+        most=3_600_000,
     )
-    ageing: float = _setting(
-        10.0,
+    ageing: float | None = _setting(
+        None,
         "--ageing",
-        "policies priority and shortest: seconds of waiting that count as much as one level, or as 1,000 prompt tokens",
+        "policies priority and shortest: seconds of waiting that count as much as one level, or as 1,000 prompt tokens "
+        "(default: 10)",
         group=SCHEDULER,
-        least=0,
+        parse=float,
+        least=0.001,
         most=1_000_000_000,
     )
     tenants: str | None = _setting(
@@ -281,12 +285,10 @@ class Config:
             raise ConfigError(
                 "--slow-log needs requests to be remembered; raise --explain-history from 0 or leave one out"
             )
-        if not self.ageing > 0:
-            raise ConfigError(f"--ageing is {self.ageing:g}; it must be above 0 seconds")
         if self.record_prompts and self.record is None:
             raise ConfigError("--record-prompts needs --record FILE; without a record there is nothing to add them to")
-        for option in ("fair_quantum", "ttft_target_ms", "itl_target_ms"):
-            if getattr(self, option) is not None:
+        for option in POLICY_OPTIONS:
+            if option != "tenants" and getattr(self, option) is not None:  # of tenants each policy honours something
                 check_honoured(option, self.policy)
 
 

@@ -13,8 +13,10 @@ from everystop.config import POLICY_OPTIONS, Config, check_honoured
 from everystop.core.durations import NS_PER_MS, NS_PER_S
 from everystop.core.errors import ConfigError
 from everystop.core.limits import Limits
-from everystop.core.policy import QUANTUM, PolicySettings, Share, Targets, make_policy
+from everystop.core.policy import AGEING_NS, QUANTUM, PolicySettings, Share, Targets, make_policy
 from everystop.tenants import SHARE_SETTINGS, TARGET_SETTINGS, Tenant, Tenants, read_tenants
+
+BATCH_WAIT_MS = 50
 
 
 def scheduler_limits(config: Config, max_model_len: int) -> Limits:
@@ -32,8 +34,8 @@ def scheduler_limits(config: Config, max_model_len: int) -> Limits:
 def policy_settings(config: Config) -> PolicySettings:
     """What `make_policy` takes beside the name; raises ConfigError for a file of tenants that cannot be used."""
     return PolicySettings(
-        batch_wait_ns=config.batch_wait_ms * NS_PER_MS,
-        ageing_ns=round(config.ageing * NS_PER_S),
+        batch_wait_ns=(BATCH_WAIT_MS if config.batch_wait_ms is None else config.batch_wait_ms) * NS_PER_MS,
+        ageing_ns=AGEING_NS if config.ageing is None else round(config.ageing * NS_PER_S),
         shares={name: _share(tenant) for name, tenant in tenants_of(config).by_name.items()},
         quantum=config.fair_quantum or QUANTUM,
         targets=Targets.from_ms(config.ttft_target_ms, config.itl_target_ms),

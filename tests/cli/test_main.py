@@ -100,6 +100,17 @@ def test_used_up_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "lower --kv-cache-memory" in capsys.readouterr().err
 
 
+def test_used_up_memory_names_options_that_a_simulation_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_trace(*_: object) -> None:
+        raise MemoryError
+
+    fake_module(monkeypatch, "everystop.sim.run", run_trace=run_trace)
+    assert cli.main(["simulate", "--trace", "t.csv", "--cost", "h100:llama-3.1-8b"]) == 1
+    assert "lower --num-blocks or --replicas" in capsys.readouterr().err
+
+
 def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: Config) -> int:
         raise KeyboardInterrupt

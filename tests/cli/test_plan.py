@@ -140,6 +140,7 @@ def test_wanted_rate_is_the_traces_own_unless_named(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
+        (["--replicas", "1..9999999999"], 2, "--replicas is '1..9999999999'; at most 4,096 can be planned with"),
         (["--replicas", "1..x"], 2, "--replicas is '1..x'; write whole numbers, such as 1,2,4 or 1..8"),
         (["--replicas", "4..1"], 2, "--replicas must name whole numbers from 1"),
         (["--rates", "fast"], 2, "--rates is 'fast'; write numbers"),
@@ -170,7 +171,9 @@ def test_what_cannot_be_planned_is_one_sentence(
 def test_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "out").write_text("a file")
     assert cli.main([*WANTED, "--out", "out"]) == 2
-    assert "--out out cannot be written: " in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "--out out cannot be written: " in captured.err
+    assert captured.out == "", "it is found out before anything is simulated"
 
 
 def test_lists_and_ranges() -> None:

@@ -55,7 +55,7 @@ def test_admin_keys_and_the_slow_log_are_set_by_flag_or_environment() -> None:
 
 def test_flag_wins_over_environment_and_that_over_file(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
-    file.write_text("port = 1\nmax-num-seqs = 2\nbatch_wait_ms = 3\n")
+    file.write_text("port = 1\nmax-num-seqs = 2\npolicy = 'static'\nbatch_wait_ms = 3\n")
     made = config("--config", str(file), "--port", "10", EVERYSTOP_PORT="20", EVERYSTOP_MAX_NUM_SEQS="20")
     assert (made.port, made.max_num_seqs, made.batch_wait_ms) == (10, 20, 3)
 

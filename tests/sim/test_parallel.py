@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -28,6 +30,25 @@ def test_results_come_in_the_order_of_the_calls_and_errors_as_they_are(num_jobs:
 def test_worker_that_is_killed_is_one_sentence() -> None:
     with Workers(2) as workers, pytest.raises(WorkerLost, match="lower --jobs"):
         workers.run(signal.raise_signal, [(signal.SIGKILL,)], ignore)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_whoever_started_them(sent: signal.Signals) -> None:
+    """The pipe ends when the last process that holds it has gone."""
+    code = (
+        "from everystop.sim.parallel import Workers\n"
+        "if __name__ == '__main__':\n"
+        "    with Workers(2) as workers:\n"
+        "        workers.run(max, [(1, 2)], lambda num: None)\n"
+        "        print('idle', flush=True)\n"
+        "        workers.run(exec, [('import time; time.sleep(60)',)], lambda num: None)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "idle\n"
+        parent.send_signal(sent)
+        assert parent.stdout.read() == ""
+    assert parent.returncode == -sent
 
 
 def test_workers_are_at_least_one() -> None:

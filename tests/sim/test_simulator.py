@@ -106,6 +106,11 @@ def test_request_that_never_fits_is_counted_and_nobody_waits_for_it() -> None:
     assert (results["num_refused"], results["num_requests"], results["num_finished"]) == (1, 1, 1)
 
 
+def test_prompt_that_would_fill_memory_is_refused_before_it_is_made() -> None:
+    results = run([traced(0, 2**31 - 1, 4), traced(0, 10, 2)])
+    assert (results["num_refused"], results["num_finished"]) == (1, 1)
+
+
 def reference_run(trace: list[TraceRequest], setup: Setup) -> dict[str, list[int]]:
     """The durations of one replica, by the plainest loop: every arrival that is due, then a turn."""
     clock = Clock()

@@ -126,11 +126,43 @@ def test_trace_without_prefixes_has_no_keys(tmp_path: Path) -> None:
         (OWN.replace("12.5", "0"), "trace:3: itl_target_ms is 0"),
         (OWN.replace("9,", "9.5,"), "trace:3: 9.5 is not a whole number"),
         (MOONCAKE.replace("[4, 9]", "[4]"), "trace:2: 1 hash_ids of 512 tokens do not cover 600"),
+        (MOONCAKE.replace("[4, 9]", "9"), "trace:2: hash_ids is 9; it must be a list"),
+        (OWN.replace("[1]", '"12"'), "trace:3: prefix_ids is '12'; it must be a list"),
+        (OWN.replace('"ann"', '{"ann": 1}'), "trace:3: tenant is .*; it must be text"),
+        (OWN + "[" * 100_000 + "\n", "trace:4: not JSON"),
+        ("\n" + "a" * 200_000 + ",b\n", "trace:2: field larger"),
+        ("\na,b\n", "trace:2: no known format has a, b"),
+        (SHAREGPT + "2,1.5,1\n", "trace:4: '1.5' is not a whole number"),
+        (SHAREGPT + "2,1,1,1\n", "trace:4: 4 values, but the first line names 3 columns"),
+        (SHAREGPT.replace("output_tokens", "output_tokens,output_tokens"), "trace:1: two columns are named"),
+        (SHAREGPT.partition("\n")[0] + "\n", "has no requests"),
+        (SHAREGPT + "2,3000000000,1\n", "trace:4: 3,000,000,000 tokens are too many; at most 2,147,483,647"),
+        (SHAREGPT + "2,1," + "9" * 400 + "\n", "trace:4: .* tokens are too many"),
+        (SHAREGPT + "1e100,1,1\n", "trace:4: .* nanoseconds are too many"),
     ],
 )
 def test_fault_is_named_with_its_line(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=message):
         read(tmp_path / "trace", text)
+
+
+@pytest.mark.parametrize("options", [{"scale_lengths": 1e308}, {"dilate_time": 1e308}])
+def test_factor_that_makes_a_trace_too_long_is_named(options: dict[str, float], tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"trace:.: .* × 1e\+308 (tokens|nanoseconds) are too many"):
+        read(tmp_path / "trace", SHAREGPT, TraceOptions(**options))  # type: ignore[arg-type]
+
+
+def test_limit_beyond_any_trace_is_no_limit(tmp_path: Path) -> None:
+    assert len(read(tmp_path / "trace", TENANT, TraceOptions(limit=10**30))) == 2
+
+
+def test_blanks_around_the_names_of_columns_do_not_count(tmp_path: Path) -> None:
+    [request, _] = read(tmp_path / "trace", SHAREGPT.replace(",", ", "))
+    assert (request.num_prompt_tokens, request.num_output_tokens) == (2358, 531)
+
+
+def test_tenant_null_is_nobody(tmp_path: Path) -> None:
+    assert read(tmp_path / "trace", OWN.replace('"ann"', "null"))[1].tenant == ""
 
 
 def test_named_format_must_fit(tmp_path: Path) -> None:
@@ -140,8 +172,9 @@ def test_named_format_must_fit(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(gzip.compress(TENANT.encode())[:-12])
+    (tmp_path / "bent.gz").write_bytes(gzip.compress(TENANT.encode())[:10] + bytes(range(255, 200, -1)))
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name in ("absent", "cut.gz", "binary"):
+    for name in ("absent", "cut.gz", "bent.gz", "binary"):
         with pytest.raises(TraceError, match=f"{name} cannot be read"):
             list(read_trace(tmp_path / name))
 

@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"everystop: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except MemoryError:
-        print("everystop: the memory is used up; lower --kv-cache-memory or --max-num-batched-tokens", file=sys.stderr)
+        is_simulated = hasattr(arguments, "num_blocks")
+        options = "--num-blocks or --replicas" if is_simulated else "--kv-cache-memory or --max-num-batched-tokens"
+        print(f"everystop: the memory is used up; lower {options}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,8 @@ from everystop.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from everystop.sim.planner import Progress, Question
+
+MAX_REPLICAS = 4096
 
 
 def add_parser(commands: Any) -> None:
@@ -83,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         router=arguments.router,
         max_tokens=workload.longest_output if arguments.max_tokens is None else arguments.max_tokens,
     )
+    if arguments.out is not None:
+        make_folder(arguments.out)
     with Workers(num_jobs(arguments)) as workers, progress_bar(show=sys.stderr.isatty()) as progress:
         plan = make_plan(question, workload, setup, workers, progress)
     figures = plan_figures(
@@ -122,9 +127,12 @@ def parse_replicas(text: str) -> list[int]:
     """Whole numbers from "1,2,4" or "1..8"; raises ConfigError."""
     first, dots, last = text.partition("..")
     try:
-        return list(range(int(first), int(last) + 1)) if dots else [int(word) for word in text.split(",")]
+        numbers = range(int(first), int(last) + 1) if dots else [int(word) for word in text.split(",")]
     except ValueError:
         raise ConfigError(f"--replicas is {text!r}; write whole numbers, such as 1,2,4 or 1..8") from None
+    if any(number > MAX_REPLICAS for number in numbers[-1:]) or len(numbers) > MAX_REPLICAS:
+        raise ConfigError(f"--replicas is {text!r}; at most {MAX_REPLICAS:,} can be planned with")
+    return list(numbers)
 
 
 def parse_rates(text: str) -> list[float]:
@@ -143,6 +151,16 @@ def parse_rates(text: str) -> list[float]:
     return equal_ratios(low, high)
 
 
+def make_folder(folder: Path) -> None:
+    """Before anything is simulated: raises ConfigError if the results could not be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--out {folder} cannot be written: {error.strerror}; name another folder") from None
+
+
 def write_files(folder: Path, figures: Mapping[str, Any]) -> None:
     """Write JSON, flags and pictures; raises ConfigError if the folder cannot be written."""
     from everystop.sim.plan_picture import PictureError, draw_plan
@@ -152,7 +170,6 @@ def write_files(folder: Path, figures: Mapping[str, Any]) -> None:
     if figures["recommended"] is not None:
         files |= {"recommended.yaml": as_yaml(figures), "recommended.toml": as_toml(figures)}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
         drawn = draw_plan(figures, folder)

@@ -5,7 +5,9 @@ faster.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -36,7 +38,7 @@ class Workers:
         if num_jobs > 1:
             # spawn: a fork of a process with threads, such as a progress bar's, may hang.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(num_jobs, context, initializer=_die_quietly)
+            self._pool = ProcessPoolExecutor(num_jobs, context, initializer=_die_with_the_parent)
 
     def __enter__(self) -> Workers:
         return self
@@ -68,6 +70,16 @@ class Workers:
         return [future.result() for future in futures]
 
 
-def _die_quietly() -> None:
-    """An interrupt ends a worker at once, without a traceback of its own."""
+def _die_with_the_parent() -> None:
+    """An interrupt ends a worker at once, without a traceback of its own; so does what ends its parent, as a SIGTERM
+    or SIGKILL, which nobody passes on: it would finish its call and wait for another for ever.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_wait_for_the_end_of_the_parent, daemon=True).start()
+
+
+def _wait_for_the_end_of_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker has a parent"
+    parent.join()
+    os._exit(1)

@@ -163,7 +163,7 @@ class _Lines:
             with gzip.open(path, "rt", encoding="ascii") as file:
                 for line in file:
                     yield json.loads(line)
-        except (EOFError, gzip.BadGzipFile, zlib.error, ValueError):
+        except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, RecursionError):
             self.is_truncated = True
         except OSError as error:
             raise RecordError(f"the record {path} cannot be read: {error.strerror}; name another file") from None

@@ -211,10 +211,27 @@ class Simulation:
             self._advance(now_ns)
             keys = traced.block_keys(self.setup.block_size) if self.setup.enable_prefix_caching else []
             self._endings.expect(request_id, traced.num_prompt_tokens + traced.num_output_tokens)
-            request = _make_request(request_id, traced, self._max_tokens(traced), keys)
+            request = self._make_request(request_id, traced, keys)
             self._send(self._router.take(request, self.replicas, now_ns), now_ns)
         self._advance(NEVER_NS)
         return self.results()
+
+    def _make_request(self, request_id: int, traced: TraceRequest, keys: list[bytes]) -> Request:
+        """A request whose prompt repeats its own id: what no prefix id covers is like no other request's.
+
+        Of a prompt that is too long only as much is made as shows it, since a trace may bring one that fills memory.
+        """
+        num_made = min(traced.num_prompt_tokens, self.replicas[0].limit_tokens)
+        return Request(
+            request_id,
+            array("i", [request_id]) * num_made,
+            SamplingParams(max_tokens=self._max_tokens(traced), stop_token_ids=(STOP_TOKEN,)),
+            arrival_ns=traced.arrival_ns,
+            tenant=traced.tenant,
+            ttft_target_ns=traced.ttft_target_ns,
+            itl_target_ns=traced.itl_target_ns,
+            block_keys=keys[: num_made // self.setup.block_size],
+        )
 
     def _max_tokens(self, traced: TraceRequest) -> int:
         """What the request asks for: no less than it brings, so that one that cannot fit is refused, and no more than
@@ -273,17 +290,3 @@ class Simulation:
             for num, replica in zip(self._num_sent, self.replicas, strict=True)
         ]
         return {**self.tally.figures(), "fairness_index": self._fairness.figures(), "replicas": replicas}
-
-
-def _make_request(request_id: int, traced: TraceRequest, max_tokens: int, keys: list[bytes]) -> Request:
-    """A request whose prompt repeats its own id: what no prefix id covers is like no other request's."""
-    return Request(
-        request_id,
-        array("i", [request_id]) * traced.num_prompt_tokens,
-        SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP_TOKEN,)),
-        arrival_ns=traced.arrival_ns,
-        tenant=traced.tenant,
-        ttft_target_ns=traced.ttft_target_ns,
-        itl_target_ns=traced.itl_target_ns,
-        block_keys=keys,
-    )

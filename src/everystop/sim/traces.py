@@ -21,6 +21,8 @@ import io
 import itertools
 import json
 import re
+import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -31,6 +33,8 @@ from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS, NS_PER_MS, NS
 from everystop.core.errors import ConfigError, EverystopError
 
 MOONCAKE_ID_TOKENS = 512
+MAX_LENGTH = 2**31 - 1  # of a prompt or an output, as far as a request can ask
+MAX_ARRIVAL_NS = 2**62  # 146 years
 EPOCH = datetime(1970, 1, 1)
 TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|\+00:00)?")
 
@@ -94,11 +98,13 @@ class TraceOptions:
 def read_trace(path: Path, options: TraceOptions | None = None) -> Iterator[TraceRequest]:
     """The requests of a trace in order of arrival, the first at time 0 and none of fewer than one token each way.
 
-    Raises TraceError, naming file and line, for what cannot be read and for arrivals that go back in time.
+    Raises TraceError, naming file and line, for what cannot be read, for arrivals that go back in time, and for a
+    trace without requests.
     """
     options = options or TraceOptions()
     start_ns = last_ns = None
-    for number, raw in itertools.islice(_raw_requests(path, options.format), options.limit):
+    limit = None if options.limit is None else min(options.limit, sys.maxsize)
+    for number, raw in itertools.islice(_raw_requests(path, options.format), limit):
         if start_ns is None:
             start_ns = last_ns = raw.arrival_ns
         assert last_ns is not None
@@ -106,14 +112,21 @@ def read_trace(path: Path, options: TraceOptions | None = None) -> Iterator[Trac
             late_ms = (last_ns - raw.arrival_ns) / NS_PER_MS
             raise TraceError(f"{path}:{number}: arrives {late_ms:g} ms before the line above; sort the trace by time")
         last_ns = raw.arrival_ns
-        yield _scaled(raw, start_ns, options)
+        try:
+            request = _scaled(raw, start_ns, options)
+        except ValueError as error:
+            raise TraceError(f"{path}:{number}: {error}") from error
+        yield request
+    if start_ns is None:
+        raise TraceError(f"{path} has no requests below its first line; it must hold at least one")
 
 
 def _scaled(raw: TraceRequest, start_ns: int, options: TraceOptions) -> TraceRequest:
+    """As the options want it; raises ValueError for what is then too long or too late."""
     return TraceRequest(
-        arrival_ns=round((raw.arrival_ns - start_ns) * options.dilate_time),
-        num_prompt_tokens=max(1, round(raw.num_prompt_tokens * options.scale_lengths)),
-        num_output_tokens=max(1, round(raw.num_output_tokens * options.scale_lengths)),
+        arrival_ns=_times_factor(raw.arrival_ns - start_ns, options.dilate_time, "nanoseconds", MAX_ARRIVAL_NS),
+        num_prompt_tokens=max(1, _times_factor(raw.num_prompt_tokens, options.scale_lengths, "tokens", MAX_LENGTH)),
+        num_output_tokens=max(1, _times_factor(raw.num_output_tokens, options.scale_lengths, "tokens", MAX_LENGTH)),
         tenant=raw.tenant,
         prefix_ids=raw.prefix_ids,
         prefix_id_tokens=raw.prefix_id_tokens * options.scale_lengths,
@@ -122,17 +135,29 @@ def _scaled(raw: TraceRequest, start_ns: int, options: TraceOptions) -> TraceReq
     )
 
 
+def _times_factor(number: int, factor: float, unit: str, most: int) -> int:
+    """The product as a whole number of that unit; raises ValueError for one above `most`."""
+    if number > most or number * factor > most:
+        times = "" if factor == 1 else f" × {factor:g}"
+        raise ValueError(f"{number:,}{times} {unit} are too many; at most {most:,} can be simulated")
+    return round(number * factor)
+
+
 def _raw_requests(path: Path, format_name: str | None) -> Iterator[tuple[int, TraceRequest]]:
     """Pairs of line number and request, as they stand in the file."""
     try:
         with _open(path) as file:
             number, line = _first_line(file, path)
-            trace_format = FORMATS[format_name] if format_name else _detect(line, path)
+            trace_format = FORMATS[format_name] if format_name else _detect(line, number, path)
             lines = itertools.chain([line], file)
             rows = _csv_rows(lines, number, path) if trace_format.is_csv else _json_rows(lines, number, path)
             for number, row in rows:
                 yield number, _parse(trace_format, row, path, number)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise TraceError(
+            f"{path} cannot be read as UTF-8: {error}; one that is compressed must be named .gz"
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
@@ -152,8 +177,16 @@ def _first_line(file: TextIO, path: Path) -> tuple[int, str]:
 def _csv_rows(lines: Iterator[str], number: int, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     reader = csv.DictReader(lines)
     try:
+        reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
+        twice = [name for i, name in enumerate(names) if name in names[:i]]
+        if twice:
+            raise TraceError(f"{path}:{number}: two columns are named {twice[0]!r}; keep one of them")
         for row in reader:
-            yield reader.line_num + number - 1, row
+            at = reader.line_num + number - 1
+            if None in row:
+                num_found = len(names) + len(row[None])
+                raise TraceError(f"{path}:{at}: {num_found} values, but the first line names {len(names)} columns")
+            yield at, row
     except csv.Error as error:
         raise TraceError(f"{path}:{reader.line_num + number - 1}: {error}") from error
 
@@ -164,7 +197,7 @@ def _json_rows(lines: Iterator[str], number: int, path: Path) -> Iterator[tuple[
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(f"{path}:{at}: not JSON: {error}") from error
         if not isinstance(row, dict):
             raise TraceError(f"{path}:{at}: each line must be a JSON object")
@@ -198,27 +231,40 @@ def _parse(trace_format: Format, row: Mapping[str, Any], path: Path, number: int
     return request
 
 
-def _detect(line: str, path: Path) -> Format:
-    """The format whose fields all stand in the first line."""
-    names: set[str] = set()
-    if line.lstrip().startswith("{"):
-        try:
-            names = set(json.loads(line))
-        except ValueError as error:
-            raise TraceError(f"{path}:1: not JSON: {error}") from error
-    else:
-        names = {name.strip() for name in next(csv.reader([line]))}
+def _detect(line: str, number: int, path: Path) -> Format:
+    """The format whose fields all stand in the first line, which has that number."""
+    try:
+        words = json.loads(line) if line.lstrip().startswith("{") else next(csv.reader([line]))
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path}:{number}: not JSON: {error}") from error
+    except csv.Error as error:
+        raise TraceError(f"{path}:{number}: {error}") from error
+    names = {name.strip() for name in words}
     for trace_format in FORMATS.values():
         if names.issuperset(trace_format.fields):
             return trace_format
-    raise TraceError(f"{path}:1: no known format has {', '.join(sorted(names))}; known are {', '.join(FORMATS)}")
+    known = "; ".join(f"{name} with {', '.join(each.fields)}" for name, each in FORMATS.items())
+    raise TraceError(f"{path}:{number}: no known format has {', '.join(sorted(names))}; known are {known}")
 
 
 def _whole(value: Any) -> int:
     """A whole number, from CSV text or JSON; raises ValueError."""
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError(f"{value!r} is not a whole number")
-    return int(value)
+    try:
+        return int(value)
+    except (ValueError, TypeError):
+        raise ValueError(f"{str(value)[:40]!r} is not a whole number") from None
+
+
+def _ids(row: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """The prefix ids of a line, () if it has none; raises ValueError."""
+    ids = row.get(name)
+    if ids is None:
+        return ()
+    if not isinstance(ids, list):
+        raise ValueError(f"{name} is {ids!r}; it must be a list of whole numbers")
+    return tuple(map(_whole, ids))
 
 
 def _times(value: Any, unit_ns: int) -> int:
@@ -244,7 +290,7 @@ def _azure(row: Mapping[str, Any]) -> TraceRequest:
 
 
 def _mooncake(row: Mapping[str, Any]) -> TraceRequest:
-    num_prompt, ids = _whole(row["input_length"]), tuple(map(_whole, row["hash_ids"]))
+    num_prompt, ids = _whole(row["input_length"]), _ids(row, "hash_ids")
     if len(ids) * MOONCAKE_ID_TOKENS < num_prompt:
         raise ValueError(f"{len(ids)} hash_ids of {MOONCAKE_ID_TOKENS} tokens do not cover {num_prompt:,} tokens")
     return TraceRequest(
@@ -276,12 +322,15 @@ def _own(row: Mapping[str, Any]) -> TraceRequest:
     id_tokens = row.get("prefix_id_tokens", MOONCAKE_ID_TOKENS)
     if isinstance(id_tokens, bool) or not isinstance(id_tokens, int) or id_tokens < 1:
         raise ValueError(f"prefix_id_tokens is {id_tokens!r}; it must be a whole number from 1")
+    tenant = "" if row.get("tenant") is None else row["tenant"]
+    if not isinstance(tenant, str):
+        raise ValueError(f"tenant is {tenant!r}; it must be text")
     return TraceRequest(
         arrival_ns=_whole(row["arrival_ns"]),
         num_prompt_tokens=_whole(row["num_prompt_tokens"]),
         num_output_tokens=_whole(row["num_output_tokens"]),
-        tenant=str(row.get("tenant", "")),
-        prefix_ids=tuple(map(_whole, row.get("prefix_ids", ()))),
+        tenant=tenant,
+        prefix_ids=_ids(row, "prefix_ids"),
         prefix_id_tokens=id_tokens,
         ttft_target_ns=_target_ns(row, "ttft_target_ms"),
         itl_target_ns=_target_ns(row, "itl_target_ms"),
