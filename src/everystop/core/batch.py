@@ -1,4 +1,4 @@
-"""Who is on board: running requests, their slots and blocks, rows that are held, and plans on their way."""
+"""Who is on board: running requests, their slots and blocks, slots that are held, and plans on their way."""
 
 from __future__ import annotations
 

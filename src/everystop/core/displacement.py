@@ -13,11 +13,7 @@ from everystop.core.roster import Roster
 
 
 class Displacement:
-    """Preempts, always from the tail of the keep order, and lets nobody board in the place that has become free.
-
-    The place of a victim is the guest's: where he cannot board in the same step, the slot is kept for whoever is the
-    claimant in the next one.
-    """
+    """Preempts, always from the tail of the keep order, and lets nobody board in the place that has become free."""
 
     def __init__(self, roster: Roster, batch: Batch, policy: Policy, keep_order: KeepOrder) -> None:
         self.num_preemptions = 0

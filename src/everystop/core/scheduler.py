@@ -1,7 +1,8 @@
 """The scheduler: a deterministic state machine that turns waiting and running requests into step plans.
 
-It owns requests, slots and the KV cache's bookkeeping. It must not know what time it is (callers say), what a token
-means, or who executes its plans.
+It says in which order a step is planned and what becomes of its result; who boards, who is displaced, and the books of
+both are in modules of their own. It must not know what time it is (callers say), what a token means, or who executes
+its plans.
 
 There are no phases. Each request only lets `num_computed_tokens` catch up with `num_tokens`: a decode has one token to
 catch up, a prefill chunk many.
@@ -71,6 +72,7 @@ class Scheduler:
         self.admission = Admission(kv, self.limit_tokens) if limits.admission == "expected" else None
         self._keep_order = KeepOrder(policy, limits.max_preemptions)
         self.roster = Roster(self.batch, policy, self._keep_order, view)
+        self._siblings = self.roster.siblings
         self.displacement = Displacement(self.roster, self.batch, policy, self._keep_order)
         has_targets = type(policy).step_target_ns is not Policy.step_target_ns
         self._pace = Pace(step_times) if has_targets or limits.target_itl_ns is not None else None
@@ -142,7 +144,7 @@ class Scheduler:
         assert request.request_id not in self.requests
         try:
             self._check_fits(request)
-            if not self.roster.siblings.has(request.group_id):
+            if not self._siblings.has(request.group_id):
                 self.policy.check_add(request, self.roster.look(now_ns))
         except RequestError as error:
             self._refuse(request, error, now_ns)
@@ -189,7 +191,7 @@ class Scheduler:
         guest = self.displacement.make_room(plan, now_ns)
         num_displaced = len(plan.preempted)
         draft, prefilling = self._dealer.deal_decodes(plan, guest, self.roster.look(now_ns))
-        may_board = self.num_waiting > 0 and bool(self.batch.free_slots)
+        may_board = self.roster.num_waiting > 0 and bool(self.batch.free_slots)
         self._dealer.deal_chunks(draft, prefilling, may_board=may_board)
         self.displacement.take_blocks(draft)
         if len(plan.preempted) > num_displaced:
@@ -274,7 +276,7 @@ class Scheduler:
             landed.plan,
             tuple(accepted),
             len(self.batch.running),
-            self.num_waiting,
+            self.roster.num_waiting,
             len(self.batch.held),
             pool.num_free,
             pool.num_cached,
@@ -311,7 +313,7 @@ class Scheduler:
             self.policy.charge(request, num_prefill, num_accepted, now_ns)
         if request.num_computed_tokens >= (request.num_published_blocks + 1) * self.kv.block_size:
             self.kv.publish(request, request.num_computed_tokens)
-        if self.roster.siblings.has_parked(request) and request.num_computed_tokens >= request.num_prompt_tokens - 1:
+        if self._siblings.has_parked(request) and request.num_computed_tokens >= request.num_prompt_tokens - 1:
             self.roster.unpark(request, now_ns)
         if reason is not None:
             self._finish(request, reason, detail, now_ns)
