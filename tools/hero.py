@@ -10,12 +10,12 @@ measured it.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from PIL import Image
 
-from everystop.observe.comparison import Comparison, from_json
+from everystop.observe.comparison import Comparison
+from everystop.observe.report.__main__ import read_comparison
 from everystop.observe.report.grammar import DARK, LIGHT
 from everystop.observe.report.pictures import twin_slot_chart
 from everystop.observe.report.sheets import drawing_style
@@ -33,8 +33,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="what was given as --out")
     parser.add_argument("--to", type=Path, default=FOLDER, help="default: docs/pictures")
     arguments = parser.parse_args()
-    data = json.loads((arguments.folder / "report.json").read_text(encoding="utf-8"))
-    comparison = from_json(data["comparison"])
+    comparison = read_comparison(arguments.folder / "report.json")
     for path in draw(comparison, arguments.to):
         print(path)
     print(caption(comparison))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.browser.fake_server import FakeServer, fake_server
 from tests.browser.schedule import Run
-from tests.browser.watched import Watched
+from tests.browser.watched import LOOKS, Watched
 
 pytestmark = pytest.mark.browser
 
@@ -178,16 +178,12 @@ def test_a_first_minute_in_several_messages_fills_the_sparklines(open_page: Open
     assert page.evaluate("document.getElementById('waiting').children.length") == len(run.waiting)
 
 
-@pytest.mark.parametrize(
-    ("panel", "expected"), [("slots", "decode"), ("columns", "ms"), ("blocks", "evictable"), ("strips", "ago")]
-)
-def test_each_chart_can_be_read_as_a_table(
-    open_page: Open, server: FakeServer, run: Run, panel: str, expected: str
-) -> None:
+def test_each_chart_can_be_read_as_a_table(open_page: Open, server: FakeServer, run: Run) -> None:
     watched = live(open_page, server)
-    watched.page.click(f"[data-table={panel}]")
-    assert expected in watched.text(f"#{panel}-table tbody")
-    assert not watched.page.locator(f"#{panel}-chart").is_visible()
+    for panel, expected in {"slots": "decode", "columns": "ms", "blocks": "evictable", "strips": "ago"}.items():
+        watched.page.click(f"[data-table={panel}]")
+        assert expected in watched.text(f"#{panel}-table tbody")
+        assert not watched.page.locator(f"#{panel}-chart").is_visible()
 
 
 def test_requests_of_others_have_neither_name_nor_link(open_page: Open, server: FakeServer) -> None:
@@ -273,10 +269,14 @@ def test_the_log_holds_thousands_of_decisions_and_few_elements(open_page: Open, 
     watched.wait_for_text("#log", "step 0: kept")
 
 
-def test_many_slots_fit(open_page: Open, server: FakeServer) -> None:
-    server.first = [Run(num_slots=256).full(300)]
+def test_many_slots_fit_and_those_never_used_take_no_room(open_page: Open, server: FakeServer) -> None:
+    run = Run(num_slots=256)
+    server.first = [run.full(300)]
     watched = live(open_page, server)
-    assert watched.page.locator("#slots").bounding_box()["height"] < 900
+    most = max(one.slot for one in run.all) + 1
+    assert most < 200
+    watched.wait_for_text("#slots-idle", f"{256 - -(-most // 8) * 8} more slots not used yet")
+    assert watched.page.locator("#slots").bounding_box()["height"] < 320
     assert DECODE in watched.colors("#slots")
 
 
@@ -295,13 +295,13 @@ def test_with_reduced_motion_charts_change_once_a_second(open_page: Open, server
     assert page.evaluate("window.drawings") <= 3
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_live_page_is_accessible(open_page: Open, server: FakeServer, width: int, scheme: str) -> None:
+def test_the_live_page_is_accessible_in_both_themes_and_widths(open_page: Open, server: FakeServer) -> None:
     server.first = [Run().full(150, can_send_test=True)]
-    watched = live(open_page, server, width=width, scheme=scheme)
-    assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
-    assert watched.axe() == []
+    watched = live(open_page, server)
+    for width, scheme in LOOKS:
+        watched.look(width, scheme)
+        assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert watched.axe() == []
 
 
 def test_tables_and_definitions_are_accessible(open_page: Open, server: FakeServer) -> None:

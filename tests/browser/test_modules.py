@@ -1,4 +1,4 @@
-"""The modules under the pages, asked directly: numbers as words, time and steps as pixels, messages as a timeline."""
+"""The modules under the pages, asked directly: numbers as words, times as pixels, messages as a timeline."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_numbers_shares_and_ticks_are_plain(ask: Ask) -> None:
         "71 %",
         "100 %",
     ]
-    assert ask("({tick}) => [5e9, 2.5e9, 2e8, 1e10].map(tick)") == ["5 s", "2.5 s", "200 ms", "10 s"]
+    assert ask("({tick}) => [5e9, 2.5e9, 2e8, 1e11, -6e10].map(tick)") == ["5 s", "2.5 s", "200 ms", "100 s", "−60 s"]
     assert ask("({ticks}) => ticks(0, 430, 2)") == [0, 200, 400]
     assert ask("({ticks}) => ticks(-30, 0, 6)") == [-30, -25, -20, -15, -10, -5, 0]
     assert ask("({ticks}) => ticks(3, 3, 4)") == []
@@ -139,8 +139,11 @@ def test_tokens_are_counted_in_the_second_of_their_step(ask: Ask) -> None:
         second = one[2] // 10**9
         wanted[second] = wanted.get(second, 0) + sum(one[-1][3::4])
     counted = ask(
-        "({LiveModel}, all) => {"
-        " const model = new LiveModel(); all.forEach(one => model.take(one)); return model.tokensPerSecond; }",
+        """({LiveModel}, messages) => {
+            const model = new LiveModel();
+            for (const message of messages) model.take(message);
+            return model.tokensPerSecond;
+        }""",
         messages,
     )
     assert {point["ns"] // 10**9: point["value"] for point in counted if point["value"]} == wanted
@@ -175,9 +178,8 @@ def test_an_axis_maps_steps_and_times_both_ways(ask: Ask) -> None:
     found = ask(
         """({Timeline, View}) => {
             const timeline = new Timeline(1);
-            for (let i = 0; i < 100; i += 1) {
-                timeline.add({id: 1000 + i, begin_ns: i * 1e7, end_ns: i * 1e7 + 8e6, cells: []});
-            }
+            const step = i => ({id: 1000 + i, begin_ns: i * 1e7, end_ns: i * 1e7 + 8e6, cells: []});
+            for (let i = 0; i < 100; i += 1) timeline.add(step(i));
             const view = new View(timeline, {span_ns: 5e8, spanSteps: 50});
             const result = {};
             for (const mode of ["time", "steps"]) {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
+LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
+
 
 class Watched:
     """`page`, with its complaints and requests; `expected` are complaints that a test means to cause."""
@@ -37,6 +39,12 @@ class Watched:
     def wait_for_text(self, selector: str, text: str) -> None:
         """Wait until the element contains the text."""
         self.page.locator(selector, has_text=text).first.wait_for()
+
+    def look(self, width: int, scheme: str) -> None:
+        """Look with this width and theme, after two frames."""
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def axe(self) -> list[str]:
         """What axe-core finds wrong, one line each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.claims.labs import TWO_CORES, figures_of, make_lab
 
-from everystop.claims import full_batch, refill, straggler
+from everystop.claims import full_batch, head_of_line, larger_batch, refill, straggler
 from everystop.claims.findings import Condition, Verdict, counted
 from everystop.claims.lab import Trial
 from everystop.claims.steps import features_of, fit_cost, steps_of
@@ -38,8 +38,34 @@ def test_a_slot_that_static_batching_holds_is_no_refill() -> None:
 def test_rows_are_not_nearly_free_where_nothing_is_shared() -> None:
     shared = full_batch.measure(make_lab(3))
     assert [condition.verdict for condition in shared.conditions] == [Verdict.HELD, Verdict.HELD]
-    alone = full_batch.measure(make_lab(3, CostModel(step_ns=1e5, token_ns=4e6)))
+    alone = full_batch.measure(make_lab(3, NOTHING_SHARED))
     assert alone.verdict is Verdict.DID_NOT_HOLD
+
+
+NOTHING_SHARED = CostModel(step_ns=1e5, token_ns=4e6)
+
+
+def test_who_waits_is_hardly_better_off_where_rows_share_nothing() -> None:
+    found = head_of_line.measure(make_lab(3, NOTHING_SHARED))
+    assert found.verdict is Verdict.DID_NOT_HOLD
+    assert figures_of(found)["mean wait to board, static over continuous"].value < head_of_line.LEAST_TIMES
+
+
+def test_a_larger_batch_is_no_worse_where_rows_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(larger_batch, "NUM_SIMULATED", 256)
+    monkeypatch.setattr(larger_batch, "NUM_MEASURED", 64)
+    found = larger_batch.measure(make_lab(2, NOTHING_SHARED))
+    assert [condition.verdict for condition in found.conditions[-1:]] == [Verdict.DID_NOT_HOLD]
+
+
+def test_a_lone_step_is_not_busy_where_it_does_not_read_as_fast_as_it_could() -> None:
+    found = straggler.measure(make_lab(2, CostModel(step_ns=1e9)))
+    assert [condition.verdict for condition in found.conditions] == [
+        Verdict.HELD,
+        Verdict.HELD,
+        Verdict.HELD,
+        Verdict.DID_NOT_HOLD,
+    ]
 
 
 def test_the_bend_is_where_rows_take_as_long_as_what_they_share() -> None:

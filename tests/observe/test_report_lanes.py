@@ -9,7 +9,7 @@ import pytest
 from tests.core.harness import Harness, make_request, make_scheduler
 from tests.observe.report_runs import STRAGGLER, Virtual, make_comparison, mixed
 
-from everystop.core.events import FinishEvent
+from everystop.core.events import FinishEvent, PreemptEvent
 from everystop.observe.comparison import Run
 from everystop.observe.history import History
 from everystop.observe.report.curves import area, averaged, slots_at_work, tokens_so_far
@@ -114,6 +114,16 @@ def test_who_gets_no_token_of_a_step_is_passed_over_for_that_long() -> None:
         within = [s for s in run.history.steps.since(0) if stretch.start_ns < s.now_ns <= stretch.end_ns and s.num_rows]
         assert within
         assert all(step.row_of(stretch.request_id) < 0 for step in within)
+
+
+def test_who_was_preempted_and_comes_back_to_the_same_slot_was_not_passed_over() -> None:
+    run, lanes = lanes_under("continuous", mixed(30, 5), num_blocks=30)
+    assert run.history is not None
+    losses = [act for act in run.history.acts.since(0) if isinstance(act, PreemptEvent)]
+    assert losses
+    for stretch in lanes.stretches:
+        gone = [act for act in losses if act.request_id == stretch.request_id]
+        assert not any(stretch.start_ns <= act.now_ns < stretch.end_ns for act in gone), stretch
 
 
 def test_a_step_is_slow_beside_steps_of_its_own_size_only() -> None:

@@ -15,13 +15,16 @@ from typing import Any
 
 import pytest
 from tests.observe.report_runs import make_comparison, mixed
+from tools import hero
 
 from everystop.observe.comparison import Comparison, RequestLine, from_json, to_json
 from everystop.observe.history import History
 from everystop.observe.report import write_report
+from everystop.observe.report.__main__ import main as redraw
 from everystop.observe.report.headline import verdict
 from everystop.observe.report.page import render_page
 from everystop.observe.report.pictures import draw_all
+from everystop.observe.report_data import report_data
 
 pytest.importorskip("matplotlib")
 MAX_BYTES = 5 << 20
@@ -194,6 +197,27 @@ def test_without_matplotlib_the_page_says_what_to_install(comparison: Comparison
 def test_a_report_can_be_drawn_again_from_its_data(comparison: Comparison, page: str) -> None:
     again = page_of(from_json(json.loads(json.dumps(to_json(comparison)))))
     assert Reader(again).text == Reader(page).text
+
+
+def test_a_report_is_drawn_again_from_its_folder(
+    comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("everystop.observe.report.pictures.pictures", lambda comparison: [])
+    (tmp_path / "report.json").write_text(json.dumps(report_data(comparison)))
+    redraw([str(tmp_path)])
+    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+    assert "continuous finished in" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    (tmp_path / "report.json").write_text("[]")
+    with pytest.raises(SystemExit, match="1"):
+        redraw([str(tmp_path)])
+    assert "report.json is no report of everystop compare" in capsys.readouterr().err
+
+
+def test_the_picture_of_the_readme_names_what_it_shows(comparison: Comparison, tmp_path: Path) -> None:
+    names = [path.name for path in hero.draw(comparison, tmp_path)]
+    assert names == ["hero.svg", "hero.png", "hero-dark.svg", "hero-dark.png"]
+    assert all((tmp_path / name).stat().st_size < 200_000 for name in names)
+    assert "The same 16 requests on the same kernels, 8 slots: " in hero.caption(comparison)
 
 
 @pytest.mark.parametrize("num", [160, pytest.param(2_000, marks=pytest.mark.slow)])

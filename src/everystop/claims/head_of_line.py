@@ -18,7 +18,7 @@ from everystop.sim.workloads import Dice, Job, Workload
 
 SHORT, LONG = 20, 300
 NUM_LATE = NUM_SLOTS
-LEAST_TIMES, LEAST_FREE = 5.0, 0.9
+LEAST_TIMES, LEAST_FREE = 3.0, 0.9
 POLICIES = ("static", "continuous")
 
 

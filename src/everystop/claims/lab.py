@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from everystop.claims.machine_limits import MachineLimits, ModelWork, measure_limits, model_work
 from everystop.config import Config
+from everystop.core.errors import EverystopError
 from everystop.observe.comparison import Run
 from everystop.sim.cost import CostModel, StepCost
 from everystop.sim.workloads import Workload, make_workload
 from everystop.trial.bench import Bench, describe_machine
-from everystop.trial.on_engine import EngineRun, Sampling
+from everystop.trial.on_engine import EngineRun, Sampling, check_workload
 from everystop.trial.repeats import warm_up_workload
 from everystop.trial.virtual import VirtualRun
 
@@ -75,6 +76,10 @@ class Lab(Protocol):
         ...
 
 
+class LabError(EverystopError):
+    """A run from which nothing can be concluded: a request failed, or outputs differ between runs of one workload."""
+
+
 def in_turns(
     trials: Mapping[str, Trial], num_repeats: int, play: Callable[[str, Trial, int], Run]
 ) -> dict[str, list[Run]]:
@@ -84,6 +89,23 @@ def in_turns(
         for name, trial in trials.items():
             found[name].append(play(name, trial, repeat))
     return found
+
+
+def check_outputs(trials: Mapping[str, Trial], runs: Mapping[str, Sequence[Run]]) -> None:
+    """Raise LabError unless no request failed, and each had the same output in all runs of its workload."""
+    first: dict[int, tuple[str, list[str]]] = {}
+    for name, trial in trials.items():
+        for run in runs[name]:
+            for line in run.requests:
+                if line.error is not None:
+                    raise LabError(f"{name}: request {line.index} failed ({line.error}), so nothing can be concluded")
+            digests = [line.digest for line in run.requests]
+            other, expected = first.setdefault(id(trial.workload), (name, digests))
+            if digests != expected:
+                raise LabError(
+                    f"outputs of the same requests differ between {other} and {name}, so they did not do equal work; "
+                    "please report this"
+                )
 
 
 def simulate(trial: Trial, cost: StepCost, num_blocks: int | None = None) -> Run:
@@ -113,7 +135,9 @@ class EngineLab:
             self._watcher.begin(f"{name}, {repeat + 1} of {wanted}")
             return self._play(trial, repeat)
 
-        return in_turns(trials, wanted, play)
+        found = in_turns(trials, wanted, play)
+        check_outputs(trials, found)
+        return found
 
     def simulate(self, trial: Trial, cost: StepCost, num_blocks: int | None = None) -> Run:
         """As `Lab.simulate`."""
@@ -161,8 +185,10 @@ class EngineLab:
 
     def _play(self, trial: Trial, repeat: int, bench: Bench | None = None) -> Run:
         config = trial.config(self._base)
-        engine = (bench or self._bench(trial)).engine(config)
-        run = EngineRun(trial.workload, engine, Sampling())
+        bench = bench or self._bench(trial)
+        if wrong := check_workload(trial.workload, bench.num_valid_tokens):
+            raise LabError(f"{wrong[0]} ({len(wrong)} such); measure claims on a model with more token ids")
+        run = EngineRun(trial.workload, bench.engine(config), Sampling())
         return run.play(trial.policy, repeat, config.max_num_seqs, self._watcher.advance)
 
 

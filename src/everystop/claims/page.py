@@ -96,6 +96,7 @@ def machine_text(settings: Mapping[str, Any]) -> str:
         ("everystop ", settings.get("version")),
         ("model ", settings.get("model_id")),
         ("dtype ", settings.get("dtype")),
+        ("load average before ", settings.get("load_average")),
     )
     words = ", ".join(f"{name}{value}" for name, value in pairs if value is not None)
     return f"{words}; `{settings['command']}`" if "command" in settings else words

@@ -52,9 +52,9 @@ def measure(lab: Lab) -> Findings:
     )
     static = counted("slot-steps filled while anybody waited, static", [filled(run) for run in runs["static"]], "%")
     return Findings(
-        headline=f"While anybody waited, {full.text()} of the slot-steps were filled (static: {static.text()}); each "
-        f"of the {refilled.value:,.0f} slots that came free then was used again "
-        f"{longest.text()} later (static: up to {idle.text()}).",
+        headline=f"While anybody waited, {full.text()} of the slot-steps were filled (static: {static.text()}); the "
+        f"{refilled.value:,.0f} slots that came free then were used again at most {longest.text()} later (static: up "
+        f"to {idle.text()}).",
         how=f"{NUM_JOBS} requests at once on {NUM_SLOTS} slots, answers log-normal from 8 to 128 tokens, under "
         "`static` and `continuous`. A gap is the number of the step in which a slot's next request boarded, less the "
         "number of that in which the last one got its last token.",

@@ -55,8 +55,9 @@ def measure(lab: Lab) -> Findings:
     ]
     return Findings(
         headline=f"{in_words(lone.value, 'of')} {in_words(whole.value, 'steps')} ran with one row of {NUM_SLOTS}; "
-        f"{found.text()} of the slot-steps brought a token, as U = {said.text()} says. Such a step keeps the memory "
-        f"busy ({bandwidth.text()} of its limit) and the arithmetic idle ({operations.text()}).",
+        f"{found.text()} of the slot-steps brought a token, and U = {said.text()}. Such a step takes "
+        f"{bandwidth.text()} of the bytes a second that the machine can read, and {operations.text()} of the "
+        "operations a second that it can do.",
         how=f"{NUM_SLOTS - 1} requests of {SHORT} tokens and one of {LONG:,} at once on {NUM_SLOTS} slots, under "
         f"`static`. The limits: {limits.operations_per_s / 1e9:,.0f} int8 GOP/s in registers and "
         f"{limits.bytes_per_s / 1e9:.1f} GB/s read from memory, each the best of several tries with all threads.",

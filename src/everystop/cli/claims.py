@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,11 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
     matplotlib()  # what cannot be drawn need not be measured
     folder = arguments.out or default_folder()
     make_folder(folder)
-    results = read_results(folder)
+    book = Book(folder, read_results(folder), CLAIMS)
     if arguments.draw:
-        return draw_again(folder, [claim for claim in chosen if claim.number in results], CLAIMS, results)
+        return book.draw_again(chosen)
     with progress(show=sys.stderr.isatty()) as watcher:
-        return measure(arguments, chosen, CLAIMS, folder, results, watcher)
+        return measure(arguments, chosen, book, watcher)
 
 
 def choose(claims: Sequence[Claim], only: Sequence[int] | None) -> list[Claim]:
@@ -96,31 +97,28 @@ def make_folder(folder: Path) -> None:
         raise ConfigError(f"--out {folder} cannot be written: {error.strerror}; name another folder") from None
 
 
-def measure(
-    arguments: argparse.Namespace,
-    chosen: Sequence[Claim],
-    claims: Sequence[Claim],
-    folder: Path,
-    results: dict[int, Result],
-    watcher: Bars,
-) -> int:
+def measure(arguments: argparse.Namespace, chosen: Sequence[Claim], book: Book, watcher: Bars) -> int:
     """Measure, write after each claim, print its verdict; 130 if interrupted."""
     from everystop.claims.lab import EngineLab
+    from everystop.trial.interrupts import noted_interrupts
 
+    load_average = os.getloadavg()[0]  # of others: nothing runs here yet
     lab = EngineLab(Config(model=arguments.model, threads=arguments.threads), arguments.repeats, watcher)
     try:
-        settings = {**lab.describe(), "command": shlex.join(["everystop", *arguments.words])}
-        for place, claim in enumerate(chosen):
-            watcher.name = f"claim {claim.number} ({place + 1} of {len(chosen)})"
-            results[claim.number] = measure_one(claim, lab, settings)
-            write(folder, [claim], claims, results)
-            watcher.say(verdict_line(claim, results[claim.number]))
+        with noted_interrupts() as watcher.check:
+            settings = {**lab.describe(), "command": shlex.join(["everystop", *arguments.words])}
+            settings["load_average"] = round(load_average, 1)
+            for place, claim in enumerate(chosen):
+                watcher.name = f"claim {claim.number} ({place + 1} of {len(chosen)})"
+                result = measure_one(claim, lab, settings)
+                book.write({claim: result})
+                watcher.say(verdict_line(claim, result))
     except KeyboardInterrupt:
         watcher.say("interrupted: the claims above are written, the others as they were")
         return 130
     finally:
         lab.close()
-    watcher.say(f"written to {folder / 'claims.md'}")
+    watcher.say(f"written to {book.folder / 'claims.md'}")
     return 0
 
 
@@ -134,21 +132,30 @@ def measure_one(claim: Claim, lab: Lab, settings: dict[str, Any]) -> Result:
     return Result(findings=findings, settings=settings | {"date": date}, seconds=round(time.monotonic() - began_s, 1))
 
 
-def write(folder: Path, measured: Sequence[Claim], claims: Sequence[Claim], results: dict[int, Result]) -> None:
-    """The pictures of what was measured, the page and the results."""
-    from everystop.claims.results import draw_result, write_results
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The folder that results are in, those known so far by number, and all claims there are."""
 
-    write_results(folder, results, claims)
-    for claim in measured:
-        draw_result(folder, claim, results[claim.number].findings)
+    folder: Path
+    results: dict[int, Result]
+    claims: Sequence[Claim]
 
+    def write(self, new: Mapping[Claim, Result]) -> None:
+        """Take in what was found, and write it, the page and the pictures of what is new."""
+        from everystop.claims.results import draw_result, write_results
 
-def draw_again(folder: Path, chosen: Sequence[Claim], claims: Sequence[Claim], results: dict[int, Result]) -> int:
-    """Pictures and page from what is known."""
-    if not chosen:
-        raise ConfigError(f"--draw: {folder} has no results of these claims; measure them first")
-    write(folder, chosen, claims, results)
-    return 0
+        self.results.update({claim.number: result for claim, result in new.items()})
+        write_results(self.folder, self.results, self.claims)
+        for claim, result in new.items():
+            draw_result(self.folder, claim, result.findings)
+
+    def draw_again(self, chosen: Sequence[Claim]) -> int:
+        """The page, and the pictures of these claims; raises ConfigError if none of them has a result."""
+        known = {claim: self.results[claim.number] for claim in chosen if claim.number in self.results}
+        if not known:
+            raise ConfigError(f"--draw: {self.folder} has no results of these claims; measure them first")
+        self.write(known)
+        return 0
 
 
 def verdict_line(claim: Claim, result: Result) -> str:
@@ -164,6 +171,7 @@ class Bars:
     bars: Any
     task: Any
     name: str = "the model is being loaded"
+    check: Callable[[], None] = lambda: None  # raises KeyboardInterrupt if there has been one
 
     def begin(self, words: str) -> None:
         """Something begins."""
@@ -171,6 +179,7 @@ class Bars:
 
     def advance(self, num_over: int, num_all: int) -> None:
         """So many of its requests are over."""
+        self.check()
         self.bars.update(self.task, completed=num_over, total=num_all)
 
     def say(self, words: str) -> None:

@@ -43,8 +43,8 @@ HEADROOM = 1.2
 
 
 def occupancy(runs: Sequence[Run], axes: Any, theme: Theme = LIGHT, *, end_s: float | None = None) -> None:
-    """How many slots do useful work over time, and the area between the first two runs while the second one lasts, in
-    slot-seconds: the work that it has done sooner. Runs need a history.
+    """How many slots do useful work over time, and the area between the first and the last run while the last one
+    lasts, in slot-seconds: the work that it has done sooner. Runs need a history.
     """
     end_s = end_s or max(run.duration_s for run in runs)
     dress(axes, theme, y="slots at work", grid="y")
@@ -67,8 +67,8 @@ def occupancy(runs: Sequence[Run], axes: Any, theme: Theme = LIGHT, *, end_s: fl
 def _between(
     runs: Sequence[Run], whole: Mapping[str, Points], curves: Mapping[str, Points], axes: Any, theme: Theme
 ) -> None:
-    """Fill what lies between the first two curves, and say how much it is."""
-    first, second = runs[0], runs[1]
+    """Fill what lies between the first and the last curve, and say how much it is."""
+    first, second = runs[0], runs[-1]
     end_s = whole[second.policy][-1][0]
     ahead = area(whole[second.policy], 0, end_s) - area(whole[first.policy], 0, end_s)
     times = sorted({x for points in curves.values() for x, _ in points if x <= end_s})
@@ -103,7 +103,7 @@ def cumulative_tokens(runs: Sequence[Run], axes: Any, theme: Theme = LIGHT, *, e
     axes.set_ylim(0, max(most, 1.0) * HEADROOM)
     if len(runs) > 1:
         for share in (0.5, 1.0):
-            _gap(curves[runs[0].policy], curves[runs[1].policy], share * most, axes, theme)
+            _gap(curves[runs[0].policy], curves[runs[-1].policy], share * most, axes, theme)
     for run in runs:
         _line(axes, thinned(curves[run.policy], MAX_POINTS), styles[run.policy], theme, step=True)
     _key(axes, [run.policy for run in runs], theme)

@@ -59,6 +59,10 @@ class Stroke:
         return GLYPHS[self.marker]
 
 
+FINISHED = "o"
+END_MARKS = {"error": ("failed", "x"), "abort": ("cancelled", r"$\oslash$")}
+"""How a request that did not finish left: in a word, and as matplotlib's marker."""
+
 GLYPHS = {"s": "■", "o": "●", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖", "*": "★"}
 INK_STROKE = ""  # a stroke of this colour takes the theme's ink
 KNOWN_STROKES = {

@@ -74,7 +74,9 @@ class _Open:
     """A stretch that the next step may prolong."""
 
     step_index: int
+    boarding: int
     stretch: Stretch
+    end_ns: int
     ticks: list[int] = field(default_factory=list)
 
     def goes_on(self, cell: Cell) -> bool:
@@ -84,7 +86,7 @@ class _Open:
     def closed(self) -> Stretch:
         """The stretch; only prompts show their chunks."""
         is_chunked = self.stretch.use in (Use.PREFILL, Use.RECOMPUTE)
-        return replace(self.stretch, ticks=tuple(self.ticks)) if is_chunked else self.stretch
+        return replace(self.stretch, end_ns=self.end_ns, ticks=tuple(self.ticks) if is_chunked else ())
 
 
 def read_lanes(history: History, start_ns: int) -> Lanes:
@@ -113,13 +115,16 @@ def step_begins(steps: Sequence[StepRecord]) -> list[int]:
 
 
 class Cell(NamedTuple):
-    """One row of one step: which slot did what. `cached_share` is told once, with the first of its prompt."""
+    """One row of one step: which slot did what. `cached_share` is told once, with the first of its prompt; `boarding`
+    counts how often the request has boarded.
+    """
 
     step_index: int
     slot: int
     request_id: int
     use: Use
     cached_share: float
+    boarding: int
 
 
 def read_cells(history: History) -> Iterator[Cell]:
@@ -129,11 +134,13 @@ def read_cells(history: History) -> Iterator[Cell]:
     boarding = next(boardings, None)
     slow = _slow_steps(steps)
     slots: dict[int, int] = {}
+    boarded: Counter[int] = Counter()
     cached: dict[int, float] = {}
     reached: dict[int, int] = defaultdict(int)
     for index, step in enumerate(steps):
         while boarding is not None and boarding.step_id <= step.step_id:
             slots[boarding.request_id] = boarding.slot
+            boarded[boarding.request_id] += 1
             cached[boarding.request_id] = boarding.num_cached_tokens / max(boarding.num_tokens, 1)
             boarding = next(boardings, None)
         for row, request_id in enumerate(step.request_ids):
@@ -141,27 +148,27 @@ def read_cells(history: History) -> Iterator[Cell]:
                 continue  # it boarded before the history begins
             use = _use_of(history, step, row, reached, is_slow=slow[index])
             share = cached.pop(request_id, 0.0) if use is Use.PREFILL else 0.0
-            yield Cell(index, slots[request_id], request_id, use, share)
+            yield Cell(index, slots[request_id], request_id, use, share, boarded[request_id])
 
 
 def _cells(history: History, steps: Sequence[StepRecord]) -> Iterator[Stretch]:
-    """Rows of steps, neighbours of one kind joined; between two of a request's steps in one slot it was passed over."""
+    """Rows of steps, neighbours of one kind joined; between two steps of a request that stayed, it was passed over."""
     begins = step_begins(steps)
     open_: dict[int, _Open] = {}
     for cell in read_cells(history):
         start_ns, end_ns = begins[cell.step_index], steps[cell.step_index].now_ns
         last = open_.get(cell.request_id)
-        is_same_slot = last is not None and last.stretch.slot == cell.slot
-        if last is not None and is_same_slot and last.goes_on(cell):
-            last.ticks.append(last.stretch.end_ns)
-            last.step_index, last.stretch = cell.step_index, replace(last.stretch, end_ns=end_ns)
+        has_stayed = last is not None and last.boarding == cell.boarding
+        if last is not None and has_stayed and last.goes_on(cell):
+            last.ticks.append(last.end_ns)
+            last.step_index, last.end_ns = cell.step_index, end_ns
             continue
         stretch = Stretch(cell.slot, cell.request_id, cell.use, start_ns, end_ns, (), cell.cached_share)
         if last is not None:
             yield last.closed()
-            if is_same_slot and cell.use is not Use.PADDING and last.stretch.end_ns < start_ns:
-                yield replace(stretch, use=Use.SKIPPED, start_ns=last.stretch.end_ns, end_ns=start_ns)
-        open_[cell.request_id] = _Open(cell.step_index, stretch)
+            if has_stayed and cell.use is not Use.PADDING and last.end_ns < start_ns:
+                yield replace(stretch, use=Use.SKIPPED, start_ns=last.end_ns, end_ns=start_ns)
+        open_[cell.request_id] = _Open(cell.step_index, cell.boarding, stretch, end_ns)
     for last in open_.values():
         yield last.closed()
 

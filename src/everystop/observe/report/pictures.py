@@ -11,7 +11,20 @@ from everystop.observe.comparison import Comparison, Run
 from everystop.observe.report.curve_pictures import NOTHING_S, cumulative_tokens, distribution, occupancy, quantiles_px
 from everystop.observe.report.curves import MEASURES
 from everystop.observe.report.drawing import SMALL, TITLE, text_px
-from everystop.observe.report.grammar import DARK, INK_STROKE, INLINE, LIGHT, LOOKS, Stroke, Theme, Use, strokes
+from everystop.observe.report.grammar import (
+    DARK,
+    END_MARKS,
+    FINISHED,
+    INK_STROKE,
+    INLINE,
+    LIGHT,
+    LOOKS,
+    Stroke,
+    Theme,
+    Use,
+    strokes,
+)
+from everystop.observe.report.lanes import Lanes
 from everystop.observe.report.request_pictures import Change, changes, dumbbells, shown_rows, speed_up_by_length
 from everystop.observe.report.sheets import Entry, Sheet, Timed, drawing_style, legend_height
 from everystop.observe.report.shown import shown_runs
@@ -119,17 +132,26 @@ _MARK = re.compile(r' id="(?:move|still)[^"]*"')
 
 
 def _slots(runs: Sequence[Run]) -> Draw:
+    all_lanes = [lanes_of(run) for run in runs]
+
     def draw(theme: Theme, width: float) -> Sheet:
-        return twin_slot_chart(runs, theme, width=width)
+        return twin_slot_chart(runs, theme, width=width, all_lanes=all_lanes)
 
     return draw
 
 
-def twin_slot_chart(runs: Sequence[Run], theme: Theme, *, width: float = WIDE, row_px: float = ROW_PX) -> Sheet:
+def twin_slot_chart(
+    runs: Sequence[Run],
+    theme: Theme,
+    *,
+    width: float = WIDE,
+    row_px: float = ROW_PX,
+    all_lanes: Sequence[Lanes] | None = None,
+) -> Sheet:
     """Slot charts of runs of one workload, one above the other on one time axis, with a line through all of them where
     the last one ends; a slot is at most `row_px` high. Runs need a history.
     """
-    all_lanes = [lanes_of(run) for run in runs]
+    all_lanes = all_lanes or [lanes_of(run) for run in runs]
     row = max(5.0, min(row_px if width > HALF else 19.0, 560 / max(1, *(lanes.num_slots for lanes in all_lanes))))
     heights = [row * (max(lanes.num_slots, 1) + rows_above(lanes)) for lanes in all_lanes]
     uses = {stretch.use for lanes in all_lanes for stretch in lanes.stretches}
@@ -145,7 +167,9 @@ def twin_slot_chart(runs: Sequence[Run], theme: Theme, *, width: float = WIDE, r
     for run, lanes, height in zip(runs, all_lanes, heights, strict=True):
         _run_name(run, runs, sheet, top)
         axes = sheet.axes(LEFT, top + name_height, width - LEFT - RIGHT, height)
-        finest_s = max(finest_s, slot_chart(run, axes, theme, end_s=end_s, most=MAX_STRETCHES // len(runs)))
+        finest_s = max(
+            finest_s, slot_chart(run, axes, theme, lanes=lanes, end_s=end_s, most=MAX_STRETCHES // len(runs))
+        )
         if len(runs) > 1:
             end_line(axes, last_s, _end_words(run, runs, run.seconds(lanes.end_ns) - last_s), theme)
         top += name_height + height + AXIS + 8
@@ -175,10 +199,8 @@ def _run_name(run: Run, runs: Sequence[Run], sheet: Sheet, top: float) -> None:
 
 def _slot_entries(uses: set[Use], reasons: set[str]) -> list[Entry]:
     entries = [Entry(look.label, look) for use, look in LOOKS.items() if use in uses]
-    entries.append(Entry("finished", marker="o"))
-    if "error" in reasons:
-        entries.append(Entry("failed", marker="x"))
-    return entries
+    entries.append(Entry("finished", marker=FINISHED))
+    return entries + [Entry(word, marker=mark) for reason, (word, mark) in END_MARKS.items() if reason in reasons]
 
 
 def _over_time(runs: Sequence[Run], curve: Callable[..., None]) -> Draw:

@@ -85,7 +85,11 @@ def alarms(comparison: Comparison, no_pictures: str) -> Iterator[str]:
     if any(run.history is None for run in comparison.runs):
         yield NOT_SEEN
     if no_pictures:
-        yield no_pictures[0].upper() + no_pictures[1:] + ", and draw the report again from report.json."
+        yield (
+            no_pictures[0].upper()
+            + no_pictures[1:]
+            + ", and draw the report again: python -m everystop.observe.report DIR."
+        )
 
 
 def equality(comparison: Comparison) -> str:

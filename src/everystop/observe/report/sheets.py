@@ -115,7 +115,7 @@ class Sheet:
             self._mark(x + SWATCH / 2, y, entry.marker, self.theme.ink)
 
     def _mark(self, x: float, y: float, marker: str, colour: str) -> None:
-        edge = colour if marker == "x" else self.theme.page
+        edge = colour if marker == "x" or "$" in marker else self.theme.page
         self._page.plot([x], [y], marker=marker, ms=6.5, mfc=colour, mec=edge, mew=1.0, ls="none")
 
     def as_svg(self) -> str:

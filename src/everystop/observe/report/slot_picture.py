@@ -18,7 +18,7 @@ from everystop.observe.report.drawing import (
     text_px,
     time_axis,
 )
-from everystop.observe.report.grammar import LIGHT, LOOKS, Theme, Use
+from everystop.observe.report.grammar import END_MARKS, FINISHED, LIGHT, LOOKS, Theme, Use
 from everystop.observe.report.lanes import Lanes, Stretch, joined, read_lanes
 
 STRIP, GAP, BRACKET = 2.2, 0.7, 0.9  # rows: the waiting room, the space below it, the bracket of a batch
@@ -29,19 +29,23 @@ MAX_STRETCHES = 3_000
 LABEL_ROW_PX = 14.0
 WAITING_PX = 190.0  # the words on the waiting room
 NAMED = {Use.HELD: "held", Use.PADDING: "padding"}
-END_MARKS = {"error": "x", "abort": "o"}
-OVER = "o"
 
 
 def slot_chart(
-    run: Run, axes: Any, theme: Theme = LIGHT, *, end_s: float | None = None, most: int = MAX_STRETCHES
+    run: Run,
+    axes: Any,
+    theme: Theme = LIGHT,
+    *,
+    lanes: Lanes | None = None,
+    end_s: float | None = None,
+    most: int = MAX_STRETCHES,
 ) -> float:
     """Draw a run's slots into matplotlib axes, from 0 to `end_s`, in at most so many pieces; returns how many seconds
-    the finest detail lasts.
+    the finest detail lasts. `lanes` are the run's own, where they have been read before.
 
     Raises ValueError for a run without a history.
     """
-    lanes = lanes_of(run)
+    lanes = lanes or lanes_of(run)
     end_s = end_s or run.duration_s
     dress(axes, theme)
     axes.set_ylim(max(lanes.num_slots, 1), -rows_above(lanes))
@@ -179,23 +183,13 @@ class _Chart:
         """A mark where a request left: ● finished, ✕ failed, ⊘ cancelled."""
         if self._row_px < 5 or len(self._lanes.ends) > most / 4:
             return
-        size = min(6.5, self._row_px * 0.38)
+        size, ink = min(6.5, self._row_px * 0.38), self._theme.ink
         for end in self._lanes.ends:
-            kind = END_MARKS.get(end.reason, OVER)
-            at_s = self._run.seconds(end.at_ns)
-            face = self._theme.page if end.reason == "abort" else self._theme.ink
-            [mark] = self._axes.plot(
-                [at_s],
-                [end.slot + 0.5],
-                marker=kind,
-                ms=size,
-                mfc=face,
-                mec=self._theme.page if kind == OVER and end.reason != "abort" else self._theme.ink,
-                mew=1.0,
-                ls="none",
-                clip_on=False,
-                zorder=4,
-            )
+            _, kind = END_MARKS.get(end.reason, ("finished", FINISHED))
+            is_usual = kind == FINISHED
+            style = {"ms": size if is_usual else size * 1.4, "mfc": ink, "mec": self._theme.page if is_usual else ink}
+            at = ([self._run.seconds(end.at_ns)], [end.slot + 0.5])
+            [mark] = self._axes.plot(*at, marker=kind, mew=1.0, ls="none", clip_on=False, zorder=4, **style)
             movable(mark, self._theme, self._index_of.get(end.request_id))
 
     def _waiting_room(self) -> None:

@@ -21,10 +21,11 @@ export function duration(ns) {
 }
 
 /**
- * A duration for an axis, without needless zeros: "5 s", "2.5 s", "200 ms".
+ * A duration for an axis, short and without needless zeros: "100 s", "2.5 s", "200 ms".
  * @param {number} ns @returns {string}
  */
 export function tick(ns) {
+  if (Math.abs(ns) >= 59.95e9) return `${count(ns / 1e9).replace("-", "−")} s`;
   return duration(ns).replace(/(\.\d*?)0+(?= )/, "$1").replace(/\.(?= )/, "");
 }
 

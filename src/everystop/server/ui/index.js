@@ -100,7 +100,6 @@ function take(message) {
 function begin() {
   const { server } = model;
   if (server === null) return;
-  canvasOf("slots").style.height = `${slotChartHeight(server.max_num_seqs)}px`;
   setText(byId("policy"), server.policy);
   byId("try").hidden = !server.can_send_test;
   document.title = `Everystop: ${server.model}`;
@@ -114,8 +113,19 @@ function drawCharts(surfaces) {
   for (const surface of surfaces) surface.invalidate();
 }
 
+/** The chart grows with the number of slots that have been in use. */
+function fitSlots() {
+  const { numShown, numSlots } = model.timeline;
+  const height = `${slotChartHeight(numShown)}px`;
+  if (slots.canvas.style.height === height) return;
+  slots.canvas.style.height = height;
+  const idle = numSlots - numShown;
+  setText(byId("slots-idle"), idle > 0 ? `${counted(idle, "more slot")} not used yet` : "");
+}
+
 function showNumbers() {
   tiles.show(model);
+  fitSlots();
   setText(byId("waiting-count"), counted(model.numWaiting, "request"));
 }
 
@@ -167,7 +177,7 @@ function tipPlace() {
   if (cursor === null || cursor.slot === null || step === undefined) return null;
   const { clientWidth, clientHeight } = slots.canvas;
   const x = view.axis(MARGIN.left, clientWidth - MARGIN.left - MARGIN.right).ofStep(cursor.position, step)[1];
-  return { x, y: ((cursor.slot + 1) / model.timeline.numSlots) * (clientHeight - MARGIN.bottom) };
+  return { x, y: ((cursor.slot + 1) / model.timeline.numShown) * (clientHeight - MARGIN.bottom) };
 }
 
 /** Follow one request through all panels. @param {number | null} id */
@@ -244,8 +254,10 @@ function wireButtons() {
 }
 
 function start() {
+  const idle = make("span", "muted");
+  idle.id = "slots-idle";
   chooseTheme(/** @type {HTMLSelectElement} */ (byId("theme")));
-  byId("slots-legend").append(...Object.values(KINDS).slice(1).map((what) => keyOf(what, what.label)), "● finished  ✕ failed  ⊘ cancelled");
+  byId("slots-legend").append(...Object.values(KINDS).slice(1).map((what) => keyOf(what, what.label)), "● finished  ✕ failed  ⊘ cancelled", idle);
   byId("columns-legend").append(
     keyOf(KINDS.decode, "decode"),
     keyOf(KINDS.prefill, "prefill"),
@@ -255,7 +267,7 @@ function start() {
   byId("blocks-legend").append(...Object.values(BLOCKS).map((what) => keyOf(what, what.label)));
   view.listeners.push(viewChanged);
   /** @param {number} _x @param {number} y */
-  const slot = (_x, y) => slotAt(y, slots.canvas.clientHeight, model.timeline.numSlots);
+  const slot = (_x, y) => slotAt(y, slots.canvas.clientHeight, model.timeline.numShown);
   navigate(slots, view, { slotAt: slot, pin });
   navigate(columns, view, { pin });
   for (const strip of strips) navigate(strip, view, { pin });

@@ -21,7 +21,7 @@ function actions(view, pin) {
   };
   /** @param {number} by */
   const slot = (by) => {
-    const { numSlots } = view.timeline;
+    const { numShown: numSlots } = view.timeline;
     const now = view.cursor?.slot ?? (by > 0 ? -1 : numSlots);
     view.point(view.cursor?.position ?? view.timeline.end - 1, Math.min(Math.max(now + by, 0), numSlots - 1));
   };

@@ -45,7 +45,7 @@ function textsOf(request) {
     duration(between(request.arrival_ns, request.first_token_ns)),
     duration((request.num_output_tokens ?? 0) > 1 ? request.max_gap_ns : null),
     duration(between(request.arrival_ns, request.finish_ns)),
-    request.blame ?? "",
+    request.blame ?? (request.finish_ns === null ? "" : "–"),
   ];
 }
 

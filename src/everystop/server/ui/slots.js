@@ -44,7 +44,7 @@ export function slotAt(y, height, numSlots) {
 /** Draw the chart. @param {Sheet} sheet @param {View} view @param {Teller} teller */
 export function drawSlots(sheet, view, teller) {
   const axis = axisOf(sheet, view);
-  const { numSlots } = view.timeline;
+  const { numShown: numSlots } = view.timeline;
   const row = rowHeight(sheet.height, numSlots);
   drawRows(sheet, numSlots, row);
   clipped(sheet, 0, sheet.height - MARGIN.bottom, () => {

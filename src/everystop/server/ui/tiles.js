@@ -32,7 +32,7 @@ const TILES = [
     name: "Slots busy",
     definition: "Requests that hold one of the batch's slots now.",
     text: (n) => `${n.slots_busy} of ${n.slots}`,
-    detail: (n) => `${percent(n.slots_busy / Math.max(n.slots, 1))} of the batch`,
+    detail: (n) => `${percent(n.slots_busy / Math.max(n.slots, 1))} full`,
     value: (n) => n.slots_busy,
     past: (model, ns) => stepAt(model, ns)?.num_running ?? NaN,
   },

@@ -19,6 +19,8 @@
  */
 /** A request's time in a slot. @typedef {{request: number, first: number, last: number, begin_ns: number, end_ns: number}} Stay */
 
+const SLOTS_SHOWN = 8;
+
 /**
  * The first index in an ordered list whose value is above a limit.
  * @template T
@@ -40,6 +42,8 @@ export class Timeline {
   /** @param {number} numSlots @param {number} maxSteps how many steps are remembered */
   constructor(numSlots, maxSteps = 30_000) {
     this.numSlots = numSlots;
+    /** Slots to draw: those that were in use, in eights. */
+    this.numShown = 0;
     this.maxSteps = maxSteps;
     this.now_ns = 0;
     this.start = 0;
@@ -56,6 +60,7 @@ export class Timeline {
   clear(numSlots) {
     this.start += this.steps.length;
     this.numSlots = numSlots;
+    this.numShown = Math.min(numSlots, SLOTS_SHOWN);
     this.steps = [];
     this.runs = Array.from({ length: numSlots }, () => []);
     this.stays = Array.from({ length: numSlots }, () => []);
@@ -82,10 +87,16 @@ export class Timeline {
     this.steps.push(step);
     for (const cell of step.cells) {
       if (cell.slot < 0 || cell.slot >= this.numSlots) continue;
+      if (cell.slot >= this.numShown) this.#showMore(cell.slot);
       this.#extendRun(cell, position, step);
       this.#extendStay(cell, position, step);
     }
     if (this.steps.length > this.maxSteps * 1.25) this.#forget(this.end - this.maxSteps);
+  }
+
+  /** Slots that nobody has had are not worth a row each. @param {number} slot */
+  #showMore(slot) {
+    this.numShown = Math.min(this.numSlots, Math.ceil((slot + 1) / SLOTS_SHOWN) * SLOTS_SHOWN);
   }
 
   /** @param {Cell} cell @param {number} position @param {Step} step */
