@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from tests.claims.labs import make_lab
 
-from everystop.claims import straggler
+from everystop.claims import fragmentation, straggler
 from everystop.claims.everything import CLAIMS
+from everystop.claims.kv_memory import memory_use
 from everystop.claims.lab import EngineLab, LabError, Trial, check_outputs
 from everystop.claims.refill import mixed_answers, slot_gaps
 from everystop.claims.results import read_results
@@ -18,6 +19,7 @@ from everystop.cli import main
 from everystop.config import Config
 from everystop.observe.comparison import RequestLine, Run
 from everystop.observe.formulas import static_steps
+from everystop.sim.workloads import Workload
 
 
 class Silence:
@@ -44,6 +46,18 @@ def test_the_engine_takes_the_steps_that_virtual_time_says() -> None:
         assert slot_gaps(real[policy][0]) == slot_gaps(virtual[policy][0])
     lengths = [job.max_tokens for job in workload.jobs]
     assert useful_share(real["static"][0]) == sum(lengths) / (8 * static_steps(lengths, 8))
+
+
+@pytest.mark.model
+def test_the_engine_reserves_the_blocks_that_virtual_time_says() -> None:
+    jobs = fragmentation.conversations().jobs[:8]
+    trial = Trial(Workload("few", 8, jobs), "continuous", {"block_size": 16, "max_num_seqs": 4})
+    lab = EngineLab(Config(), 1, Silence())
+    try:
+        real, virtual = lab.runs({"x": trial})["x"][0], make_lab().runs({"x": trial})["x"][0]
+    finally:
+        lab.close()
+    assert memory_use(real, 16) == memory_use(virtual, 16)
 
 
 @pytest.mark.model

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from everystop.claims import full_batch, head_of_line, larger_batch, refill, straggler
+from everystop.claims import (
+    fragmentation,
+    full_batch,
+    head_of_line,
+    larger_batch,
+    no_gain,
+    price,
+    quiet_tenant,
+    refill,
+    straggler,
+    trade,
+)
 from everystop.claims.claim import Claim
 
 CLAIMS: tuple[Claim, ...] = (
@@ -11,4 +22,9 @@ CLAIMS: tuple[Claim, ...] = (
     head_of_line.CLAIM,
     larger_batch.CLAIM,
     refill.CLAIM,
+    trade.CLAIM,
+    price.CLAIM,
+    fragmentation.CLAIM,
+    quiet_tenant.CLAIM,
+    no_gain.CLAIM,
 )

@@ -20,7 +20,7 @@ from everystop.trial.virtual import VirtualRun
 NUM_SLOTS = 16
 MAX_SLOTS, MAX_STEP_TOKENS = 256, 2048  # what a bench has room for; each run has limits of its own below
 KV_CACHE_BYTES = 1 << 30
-KV_CACHE_TOKENS = 46_592  # what that holds of SmolLM2-135M, for runs in virtual time
+KV_CACHE_TOKENS = 46_592  # what that holds of SmolLM2-135M, whatever the block size
 NUM_WARM_UP_JOBS = 16
 BENCH_FLAGS = ("block_size", "kv_cache_memory")  # other memory, so another bench; the weights are mapped again
 
@@ -36,6 +36,11 @@ class Trial:
     def config(self, base: Config) -> Config:
         """The configuration of its engine; raises ConfigError."""
         return replace(base, **{"max_num_seqs": NUM_SLOTS, **self.flags}, policy=self.policy)
+
+
+def kv_bytes(num_tokens: int) -> int:
+    """Memory of a KV cache that holds so many tokens of SmolLM2-135M, for the flag `kv_cache_memory`."""
+    return -(-num_tokens * KV_CACHE_BYTES // KV_CACHE_TOKENS)
 
 
 class Watcher(Protocol):
@@ -109,9 +114,10 @@ def check_outputs(trials: Mapping[str, Trial], runs: Mapping[str, Sequence[Run]]
 
 
 def simulate(trial: Trial, cost: StepCost, num_blocks: int | None = None) -> Run:
-    """A trial in virtual time; by default with as many blocks as make 46,592 tokens."""
+    """A trial in virtual time; by default with the blocks that an engine would have."""
     config = trial.config(Config())
-    num_blocks = num_blocks or KV_CACHE_TOKENS // config.block_size
+    num_tokens = (config.kv_cache_memory or KV_CACHE_BYTES) * KV_CACHE_TOKENS // KV_CACHE_BYTES
+    num_blocks = num_blocks or num_tokens // config.block_size
     return VirtualRun(trial.workload, config, cost, num_blocks=num_blocks).play(trial.policy, 0)
 
 
@@ -204,12 +210,10 @@ class VirtualLab:
         self._cost = cost
 
     def runs(self, trials: Mapping[str, Trial], num_repeats: int | None = None) -> dict[str, list[Run]]:
-        """As `Lab.runs`; all repeats are alike."""
+        """As `Lab.runs`; all repeats would be alike, so each trial runs once."""
         wanted = min(self.num_repeats, num_repeats or self.num_repeats)
-        return in_turns(trials, wanted, lambda name, trial, repeat: replace(self._run(trial), repeat=repeat))
-
-    def _run(self, trial: Trial) -> Run:
-        return simulate(trial, self._cost)
+        once = {name: simulate(trial, self._cost) for name, trial in trials.items()}
+        return {name: [replace(run, repeat=repeat) for repeat in range(wanted)] for name, run in once.items()}
 
     def simulate(self, trial: Trial, cost: StepCost, num_blocks: int | None = None) -> Run:
         """As `Lab.simulate`."""

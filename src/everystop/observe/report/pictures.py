@@ -21,14 +21,13 @@ from everystop.observe.report.grammar import (
     LOOKS,
     Stroke,
     Theme,
-    Use,
     strokes,
 )
 from everystop.observe.report.lanes import Lanes
 from everystop.observe.report.request_pictures import Change, changes, dumbbells, shown_rows, speed_up_by_length
 from everystop.observe.report.sheets import Entry, Sheet, Timed, drawing_style, legend_height
 from everystop.observe.report.shown import shown_runs
-from everystop.observe.report.slot_picture import end_line, lanes_of, rows_above, slot_chart
+from everystop.observe.report.slot_picture import MIN_PX, end_line, lanes_of, rows_above, slot_chart
 from everystop.observe.report.use_picture import USE_LOOKS, slot_shares, slot_time, wasted_share
 from everystop.observe.report.words import in_time, percent
 
@@ -154,14 +153,12 @@ def twin_slot_chart(
     all_lanes = all_lanes or [lanes_of(run) for run in runs]
     row = max(5.0, min(row_px if width > HALF else 19.0, 560 / max(1, *(lanes.num_slots for lanes in all_lanes))))
     heights = [row * (max(lanes.num_slots, 1) + rows_above(lanes)) for lanes in all_lanes]
-    uses = {stretch.use for lanes in all_lanes for stretch in lanes.stretches}
-    reasons = {end.reason for lanes in all_lanes for end in lanes.ends}
-    entries = _slot_entries(uses, reasons)
+    end_s = 1.015 * max(run.seconds(lanes.end_ns) for run, lanes in zip(runs, all_lanes, strict=True)) or NOTHING_S
+    entries = _slot_entries(all_lanes, finest_ns=1e9 * end_s * MIN_PX / (width - LEFT - RIGHT))
     if len(runs) > 1:
         entries.append(Entry(f"{runs[-1].policy} is done", stroke=END_STROKE))
     name_height = 40.0 if width > HALF else 54.0
     whole = TOP + sum(heights) + (name_height + AXIS + 8) * len(runs) + legend_height(entries, width - 12) + FOOT
-    end_s = 1.015 * max(run.seconds(lanes.end_ns) for run, lanes in zip(runs, all_lanes, strict=True)) or NOTHING_S
     sheet = Sheet(width, whole, theme, timed=Timed(LEFT, width - LEFT - RIGHT, end_s))
     top, finest_s, last_s = TOP, 0.0, runs[-1].seconds(all_lanes[-1].end_ns)
     for run, lanes, height in zip(runs, all_lanes, heights, strict=True):
@@ -197,7 +194,11 @@ def _run_name(run: Run, runs: Sequence[Run], sheet: Sheet, top: float) -> None:
         sheet.words(12, top + 20, words, size=SMALL)
 
 
-def _slot_entries(uses: set[Use], reasons: set[str]) -> list[Entry]:
+def _slot_entries(all_lanes: Sequence[Lanes], finest_ns: float) -> list[Entry]:
+    """What occurs, and is not too short to be seen."""
+    stretches = (stretch for lanes in all_lanes for stretch in lanes.stretches)
+    uses = {stretch.use for stretch in stretches if stretch.end_ns - stretch.start_ns >= finest_ns}
+    reasons = {end.reason for lanes in all_lanes for end in lanes.ends}
     entries = [Entry(look.label, look) for use, look in LOOKS.items() if use in uses]
     entries.append(Entry("finished", marker=FINISHED))
     return entries + [Entry(word, marker=mark) for reason, (word, mark) in END_MARKS.items() if reason in reasons]
