@@ -52,6 +52,7 @@ ALLOWED = {
         "everystop.core.events",
         "everystop.core.step_time",
         "everystop.core.step_time_fit",
+        "everystop.observe.log",
         "everystop.observe.queue",
     },
     # A comparison holds histories, and can be read back from a file.

@@ -310,19 +310,23 @@ def random_request(rng: random.Random, request_id: int, *, max_prompt: int, max_
     )
 
 
-class WatchingScheduler(Scheduler):
+class Watch:
     """Asserts, at each preemption, that whoever has been preempted often enough goes only after all who have not."""
 
-    num_spared = num_watched = 0
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.num_spared = self.num_watched = 0
+        self._limit = scheduler.limits.max_preemptions
+        self._running = scheduler.running
+        self._preempt = scheduler.displacement.preempt
+        scheduler.displacement.preempt = self._look_first  # type: ignore[method-assign]
 
-    def _preempt(self, victim: Request, *how: Any) -> int:
-        limit = self.limits.max_preemptions
-        num_at_front = sum(r.num_preemptions >= limit for r in self.batch.running.values())
-        if victim.num_preemptions >= limit:
-            assert num_at_front == len(self.batch.running), "a request at the front was preempted before others"
-        self.num_spared += victim.num_preemptions < limit and num_at_front > 0
+    def _look_first(self, victim: Request, *how: Any) -> int:
+        num_at_front = sum(r.num_preemptions >= self._limit for r in self._running.values())
+        if victim.num_preemptions >= self._limit:
+            assert num_at_front == len(self._running), "a request at the front was preempted before others"
+        self.num_spared += victim.num_preemptions < self._limit and num_at_front > 0
         self.num_watched += 1
-        return super()._preempt(victim, *how)
+        return self._preempt(victim, *how)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -332,16 +336,16 @@ def test_request_preempted_often_enough_is_preempted_last(policy: str, depth: in
     for episode in range(NUM_EPISODES // 3):
         rng = random.Random(f"front:{policy}:{depth}:{episode}")
         settings = random_settings(rng) | {"max_model_len": 120, "max_preemptions": rng.choice([1, 1, 2])}
-        plain = make_scheduler(policy=policy, num_blocks=blocks_of(150, settings["block_size"]), **settings)
-        scheduler = WatchingScheduler(plain.limits, plain.kv, plain.policy)
+        scheduler = make_scheduler(policy=policy, num_blocks=blocks_of(150, settings["block_size"]), **settings)
+        watch = Watch(scheduler)
         run = Run(scheduler, depth)
         ids = count()
         for _ in range(150):
             while scheduler.num_waiting < 4:
                 run.add(random_request(rng, next(ids), max_prompt=50, max_tokens=60))
             run.turn()
-        num_spared += scheduler.num_spared
-        num_watched += scheduler.num_watched
+        num_spared += watch.num_spared
+        num_watched += watch.num_watched
     assert num_watched > 20
     assert num_spared > 2
 

@@ -42,7 +42,7 @@ def boarded(harness: Harness) -> list[int]:
 
 def target_ns(harness: Harness) -> int | None:
     """What the policy would allow a step that is planned now."""
-    return harness.scheduler.policy.step_target_ns(harness.scheduler._look(harness.now_ns))
+    return harness.scheduler.policy.step_target_ns(harness.scheduler.roster.look(harness.now_ns))
 
 
 def test_earliest_deadline_boards_first_and_the_request_knows_better_than_its_tenant() -> None:
@@ -104,7 +104,7 @@ def test_prompts_on_board_that_go_before_delay_a_first_token(ttft_steps: int, is
     harness.add(make_request(1, 20, max_tokens=5, ttft_target_ns=ttft_steps * STEP_NS))
     policy = harness.scheduler.policy
     assert isinstance(policy, Deadline)
-    policy.pick(harness.scheduler._look(harness.now_ns))
+    policy.pick(harness.scheduler.roster.look(harness.now_ns))
     assert len(policy._late) == is_late
     harness.run()
 
@@ -119,7 +119,7 @@ def test_cached_prefix_makes_nobody_late(is_cached: bool) -> None:
     harness.add(make_request(1, [*prefix, *range(200, 216)], max_tokens=2, ttft_target_ns=20 * STEP_NS))
     policy = harness.scheduler.policy
     assert isinstance(policy, Deadline)
-    policy.pick(harness.scheduler._look(harness.now_ns))
+    policy.pick(harness.scheduler.roster.look(harness.now_ns))
     assert len(policy._late) == (not is_cached)
     harness.run()
 
@@ -134,7 +134,7 @@ def test_short_steps_for_the_sake_of_decoders_delay_a_first_token(itl_steps: int
     harness.add(make_request(1, 320, max_tokens=5, ttft_target_ns=80 * STEP_NS))
     policy = harness.scheduler.policy
     assert isinstance(policy, Deadline)
-    policy.pick(harness.scheduler._look(harness.now_ns))
+    policy.pick(harness.scheduler.roster.look(harness.now_ns))
     assert len(policy._late) == is_late
     harness.run()
 
@@ -207,7 +207,7 @@ def test_late_request_counts_as_new_when_it_boards() -> None:
         harness.turn()
     fresh = harness.add(make_request(4, 300, max_tokens=2))
     harness.turn()
-    view, policy = harness.scheduler._look(harness.now_ns), harness.scheduler.policy
+    view, policy = harness.scheduler.roster.look(harness.now_ns), harness.scheduler.policy
     assert policy.keep_key(late, view) < policy.keep_key(fresh, view)
     harness.run()
 

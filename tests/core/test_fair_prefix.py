@@ -132,17 +132,17 @@ def test_preempted_request_is_not_overtaken_by_its_tenant() -> None:
 def test_decision_looks_up_a_bounded_number_and_none_without_a_free_slot() -> None:
     harness = make_harness(num_slots=2, quantum=100)
     asked = 0
-    match = harness.scheduler.view.num_matched_tokens
+    match = harness.scheduler.roster.view.num_matched_tokens
 
     def counting(request: Request) -> int:
         nonlocal asked
         asked += 1
         return match(request)
 
-    harness.scheduler.view.num_matched_tokens = counting
+    harness.scheduler.roster.view.num_matched_tokens = counting
     for i in range(3_000):
         harness.scheduler.add(make_request(i, RED[:8], max_tokens=4, tenant=f"tenant {i % 100}"), 0)
-    policy, view = harness.scheduler.policy, harness.scheduler.view
+    policy, view = harness.scheduler.policy, harness.scheduler.roster.view
     policy.pick(view)
     assert 0 < asked <= MAX_LOOKUPS
     asked = 0

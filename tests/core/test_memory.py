@@ -33,7 +33,9 @@ def serve(scheduler: Scheduler, first_id: int, num_groups: int) -> None:
 def test_every_map_is_empty_after_the_last_request(policy: str) -> None:
     scheduler = make_scheduler(policy=policy)
     serve(scheduler, 0, 100)
-    owned = {**vars(scheduler), **vars(scheduler.batch), **vars(scheduler.siblings), **vars(scheduler.policy)}
+    roster = scheduler.roster
+    parts = (scheduler, roster, scheduler.batch, roster.siblings, scheduler.policy)
+    owned = {name: value for part in parts for name, value in vars(part).items()}
     sizes = {
         name: len(value) for name, value in owned.items() if isinstance(value, Sized) and not isinstance(value, tuple)
     }

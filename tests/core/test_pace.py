@@ -163,4 +163,4 @@ def test_idle_time_is_not_taken_for_a_step() -> None:
         drive.turn()
         drive.now_ns += 10_000 * MS
     decode = StepFeatures(1, 10, 0, 1)
-    assert scheduler.view.step_times.execute_ns(decode) == pytest.approx(MACHINE.execute_ns(decode), rel=0.05)
+    assert scheduler.roster.view.step_times.execute_ns(decode) == pytest.approx(MACHINE.execute_ns(decode), rel=0.05)

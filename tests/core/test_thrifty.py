@@ -42,7 +42,7 @@ def test_blocks_that_others_hold_too_are_not_lost() -> None:
     harness = serve_old_short_and_young_long("thrifty", shared=True)
     for _ in range(4):
         harness.turn()
-    running, view = harness.scheduler.running, harness.scheduler.view
+    running, view = harness.scheduler.running, harness.scheduler.roster.view
     assert view.num_private_tokens(running[2]) < view.num_private_tokens(running[1])
     assert harness.scheduler.policy.keep_key(running[0], view) < harness.scheduler.policy.keep_key(running[1], view)
     harness.run()

@@ -62,7 +62,7 @@ class Watched(Episode):
     def _note_reasons(self, now_ns: int) -> StepPlan:
         plan = self._schedule(now_ns)
         scheduler = self.harness.scheduler
-        head_id, reason = scheduler._wait_log._last
+        head_id, reason = scheduler.roster._wait_log._last
         reasons: dict[int, str | None] = {}
         for request in scheduler.requests.values():
             if request.num_preemptions:

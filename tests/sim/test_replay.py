@@ -317,7 +317,7 @@ def test_deadline_knows_step_times_in_a_replay_of_a_record_without(
 
     def note(record: Record, policy: Policy | None = None, step_times: StepTimeModel | None = None) -> Scheduler:
         scheduler = make(record, policy, step_times)
-        seen.append(scheduler.view.step_times)
+        seen.append(scheduler.roster.view.step_times)
         return scheduler
 
     monkeypatch.setattr(Record, "make_scheduler", note)

@@ -19,7 +19,7 @@ TIMEOUT_S = 10.0
 class Remote:
     """A server at a URL; raises ConfigError for a URL that is none, and RemoteError for what the server does not do."""
 
-    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, url: str, api_key: str | None = None) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             self._host, self._port = parts.hostname or "", parts.port
@@ -33,7 +33,6 @@ class Remote:
         self._key = api_key or os.environ.get(KEY_VARIABLE, "").partition(",")[0].strip() or None
         if self._key is not None and not self._key.isprintable():
             raise ConfigError("the API key has characters that cannot be printed; give the key itself")
-        self._timeout_s = timeout_s
 
     def events(self, path: str) -> Iterator[Any]:
         """The messages of a stream of server-sent events, until it ends."""
@@ -57,7 +56,7 @@ class Remote:
 
     @contextlib.contextmanager
     def _get(self, path: str) -> Iterator[HTTPResponse]:
-        connection = self._connect(self._host, self._port, timeout=self._timeout_s)
+        connection = self._connect(self._host, self._port, timeout=TIMEOUT_S)
         headers = {} if self._key is None else {"authorization": f"Bearer {self._key}".encode()}
         with contextlib.closing(connection):
             try:

@@ -1,4 +1,4 @@
-"""Who is on board: running requests, their slots and blocks, rows that are held, and plans on their way."""
+"""Who is on board: running requests, their slots and blocks, slots that are held, and plans on their way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from itertools import chain
 
 from everystop.core.kv_cache import KVCache
-from everystop.core.plan import StepPlan
+from everystop.core.plan import NewBlocks, StepPlan
 from everystop.core.request import Request, RequestState
 
 
@@ -46,7 +46,8 @@ class Batch:
     """Slots and block tables of the requests on board; decides nothing, keeps everything consistent.
 
     A slot is free, or taken by a running request, or held by a finished one until its batch has ended. Blocks that a
-    plan on its way names return to the pool when that plan is back.
+    plan on its way names return to the pool when that plan is back. A slot `is_vacated` from the time somebody has lost
+    it to a guest until one has boarded.
     """
 
     def __init__(self, max_num_seqs: int, kv: KVCache) -> None:
@@ -55,7 +56,9 @@ class Batch:
         self.held: dict[int, Request] = {}
         self.outstanding: deque[Outstanding] = deque()
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is taken first
+        self.is_vacated = False
         self.num_departures = 0
+        self._released: list[int] = []
 
     @property
     def num_padded(self) -> int:
@@ -78,6 +81,17 @@ class Batch:
         request.slot = heappop(self.free_slots)
         request.state = RequestState.RUNNING
         self.running[request.request_id] = request
+        self.is_vacated = False
+
+    def grow(self, request: Request, plan: StepPlan) -> bool:
+        """Blocks for one token more, which the plan tells of; False, and nothing done, if there are too few."""
+        index = len(request.block_table)
+        new = self.kv.grow(request, request.num_scheduled_through + 1)
+        if new is None:
+            return False
+        if new:
+            plan.new_blocks.append(NewBlocks(request.request_id, index, tuple(new)))
+        return True
 
     def leave(self, request: Request) -> int:
         """Free slot and blocks of a running request; returns how many blocks return only with a plan on its way."""
@@ -87,6 +101,11 @@ class Batch:
         request.slot = -1
         return self._give_back(request)
 
+    def end(self, request: Request) -> None:
+        """A running request has ended, and gives slot and blocks back."""
+        self.leave(request)
+        self._released.append(request.request_id)
+
     def hold(self, request: Request, *, padded: bool) -> None:
         """A finished request keeps its slot, and, if it is padded, its blocks."""
         del self.running[request.request_id]
@@ -95,21 +114,34 @@ class Batch:
         request.num_in_flight = 0  # a row on its way is dropped when it is back
         if not padded:
             self._give_back(request)
+            self._released.append(request.request_id)
 
-    def drop_padding(self) -> list[int]:
-        """Held requests lose their blocks, not their slots; returns the ids of those that had some."""
+    def drop_padding(self) -> bool:
+        """Held requests lose their blocks, not their slots, before any living one loses or lacks its own; False if none
+        had some.
+        """
         padded = [request for request in self.held.values() if request.block_table]
         for request in padded:
             self._give_back(request)
-        return [request.request_id for request in padded]
+            self._released.append(request.request_id)
+        return bool(padded)
 
-    def free_held(self) -> list[int]:
-        """All held slots are free again; returns the ids of those that still had blocks."""
-        ids = self.drop_padding()
+    def free_held(self) -> None:
+        """All held slots are free again."""
+        self.drop_padding()
         for slot in self.held:
             heappush(self.free_slots, slot)
         self.held.clear()
-        return ids
+
+    @property
+    def has_released(self) -> bool:
+        """The runner has not been told of all that ended."""
+        return bool(self._released)
+
+    def take_released(self) -> list[int]:
+        """Ids of those who have ended on board and have no blocks any more, for the next plan to tell of."""
+        released, self._released = self._released, []
+        return released
 
     def _give_back(self, request: Request) -> int:
         table, request.block_table = request.block_table, []

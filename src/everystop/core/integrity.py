@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 def check_scheduler(scheduler: Scheduler) -> None:
     """Assert that blocks, slots, groups, progress counts and plans on their way agree with each other."""
-    batch, requests = scheduler.batch, scheduler.requests
+    batch, requests, siblings = scheduler.batch, scheduler.requests, scheduler.roster.siblings
     _check_blocks(scheduler)
     slots = [r.slot for r in batch.running.values()] + list(batch.held) + batch.free_slots
     assert sorted(slots) == list(range(scheduler.limits.max_num_seqs)), "a slot is lost or taken twice"
-    parked = [request.request_id for _, request in scheduler.siblings.parked()]
-    assert len(set(parked)) == len(parked) == scheduler.siblings.num_parked, "a request is parked twice, or not counted"
-    assert all(leader_id in batch.running for leader_id in scheduler.siblings.leader_ids())
-    assert sorted(r.request_id for r in scheduler.siblings.members()) == sorted(requests)
+    parked = [request.request_id for _, request in siblings.parked()]
+    assert len(set(parked)) == len(parked) == siblings.num_parked, "a request is parked twice, or not counted"
+    assert all(leader_id in batch.running for leader_id in siblings.leader_ids())
+    assert sorted(r.request_id for r in siblings.members()) == sorted(requests)
     for request in requests.values():
         _check_request(request, running=request.request_id in batch.running, parked=request.request_id in parked)
         assert request.num_computed_tokens + request.num_in_flight <= len(request.block_table) * batch.kv.block_size

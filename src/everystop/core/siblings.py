@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from everystop.core.request import Request
+from everystop.core.request import Request, RequestState
 
 
 class Siblings:
@@ -38,9 +38,21 @@ class Siblings:
         """A choice of that client request lives."""
         return group_id in self._groups
 
-    def of(self, request: Request) -> list[Request]:
-        """All living choices of the same client request, this one included."""
-        return self._groups[request.group_id]
+    def source_for(self, request: Request, step_id: int) -> tuple[Request | None, Request | None]:
+        """(a running sibling whose prompt is computed, None), else (None, one that is at it, or None). One that has
+        matched blocks in this very step still is: copies come before the rows that fill those blocks.
+        """
+        siblings = self._groups[request.group_id]
+        if len(siblings) == 1:
+            return None, None
+        num_needed = request.num_prompt_tokens - 1
+        busy = None
+        for sibling in siblings:
+            if sibling.state is RequestState.RUNNING:
+                if sibling.num_computed_tokens >= num_needed and sibling.last_matched_step < step_id:
+                    return sibling, None
+                busy = busy or sibling
+        return None, busy
 
     def park(self, request: Request, leader: Request) -> None:
         """`request` waits until `leader` has computed the prompt, or has left."""

@@ -12,10 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from everystop.observe.comparison import RequestLine, Run
-from everystop.observe.distribution import percentile
+from everystop.observe.distribution import PERCENTILES, percentile
 from everystop.observe.goodput import is_demanding, num_good
-
-PERCENTILES = (50, 90, 95, 99)
 
 
 def bench_keys(runs: Sequence[Run], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,10 @@ when somebody looks, so that nothing here can slow or stop a step.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from everystop.core.events import (
     AdmitEvent,
@@ -27,9 +26,8 @@ from everystop.core.events import (
 )
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepFeatures, StepTimeModel
 from everystop.core.step_time_fit import StepTimeFit
+from everystop.observe.log import Log
 from everystop.observe.queue import Queue
-
-T = TypeVar("T")
 
 Act = ArrivalEvent | RefuseEvent | AdmitEvent | PreemptEvent | WaitEvent | FinishEvent
 
@@ -182,56 +180,6 @@ class Trail:
         return 0 if first is None else first.now_ns
 
 
-class Log(Generic[T]):
-    """A list that forgets its beginning; positions count from the first item ever appended."""
-
-    def __init__(self) -> None:
-        self._items: list[T] = []
-        self._num_dropped = 0
-        self._num_hidden = 0  # forgotten, and not yet removed from the list
-
-    def __len__(self) -> int:
-        return len(self._items) - self._num_hidden
-
-    def __getitem__(self, position: int) -> T:
-        return self._items[position - self._num_dropped]
-
-    @property
-    def start(self) -> int:
-        """Position of the first item that is remembered."""
-        return self._num_dropped + self._num_hidden
-
-    @property
-    def end(self) -> int:
-        """One past the last position."""
-        return self._num_dropped + len(self._items)
-
-    def append(self, item: T) -> None:
-        """Add an item."""
-        self._items.append(item)
-
-    def since(self, position: int) -> list[T]:
-        """Items from that position on, as far as they are remembered."""
-        return self._items[max(position, self.start) - self._num_dropped :]
-
-    def between(self, first: int, last: int) -> list[T]:
-        """Items from position `first` up to, without, `last`, as far as they are remembered."""
-        return self._items[max(first, self.start) - self._num_dropped : max(last, self.start) - self._num_dropped]
-
-    def position_of(self, value: int, key: Callable[[T], int]) -> int:
-        """Position of the first remembered item whose key is `value` or more; keys must not fall."""
-        positions = range(self.start, self.end)
-        return self.start + bisect_left(positions, value, key=lambda position: key(self[position]))
-
-    def forget_before(self, position: int) -> None:
-        """Drop what lies before; the list is only cut when half of it is gone, so each item is moved once or so."""
-        self._num_hidden = max(self._num_hidden, min(position, self.end) - self._num_dropped)
-        if self._num_hidden * 2 > len(self._items):
-            del self._items[: self._num_hidden]
-            self._num_dropped += self._num_hidden
-            self._num_hidden = 0
-
-
 class History:
     """Steps, acts (all other events) and requests of one engine, and the queue as it is now.
 
@@ -311,10 +259,6 @@ class History:
     def step_position(self, step_id: int) -> int:
         """Position in `steps` of the first step with that id or a later one."""
         return self.steps.position_of(step_id, _step_id)
-
-    def steps_between(self, first_step_id: int, last_step_id: int) -> list[StepRecord]:
-        """The remembered steps with ids from the first to the last, both included."""
-        return self.steps.between(self.step_position(first_step_id), self.step_position(last_step_id + 1))
 
     def steps_since_ns(self, now_ns: int) -> list[StepRecord]:
         """The remembered steps that came back at that time or later."""

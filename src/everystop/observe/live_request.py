@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from everystop.core.durations import NS_PER_S
 from everystop.core.events import AdmitEvent, FinishEvent, PreemptEvent
 from everystop.core.request import FinishReason
 from everystop.observe.history import History, StepRecord, Trail
 
-REFRESH_NS = 1_000_000_000  # how often the counts of a request that just runs are told again
+REFRESH_NS = NS_PER_S  # how often the counts of a request that just runs are told again
 WAITING, RUNNING = "waiting", "running"
 _ENDS = {FinishReason.ABORT: "aborted", FinishReason.ERROR: "failed"}
 

@@ -16,9 +16,10 @@ from everystop.core.events import AdmitEvent, ArrivalEvent, FinishEvent, Preempt
 from everystop.observe.blame import Blame
 from everystop.observe.block_map import BlockRun, block_runs
 from everystop.observe.decision_log import NO_STEP, Decision, is_told
-from everystop.observe.history import Act, History, Log, StepRecord, Trail
+from everystop.observe.history import Act, History, StepRecord, Trail
 from everystop.observe.live_figures import RecentFigures, Tiles
 from everystop.observe.live_request import REFRESH_NS, RUNNING, LiveRequest, requests_at
+from everystop.observe.log import Log
 from everystop.observe.recent import WINDOW_S
 
 WINDOW_NS = WINDOW_S * NS_PER_S

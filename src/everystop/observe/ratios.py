@@ -60,19 +60,18 @@ def mean_ratio(values: Sequence[float]) -> Ratio:
     return Ratio(values=tuple(values), mean=math.exp(mean), low=math.exp(mean - margin), high=math.exp(mean + margin))
 
 
-def t_quantile(degrees: int, probability: float = TAIL) -> float:
-    """The value that Student's t with so many degrees of freedom does not exceed with that probability, from 0.5 on.
+def t_quantile(degrees: int) -> float:
+    """The value that Student's t with so many degrees of freedom does not exceed with a probability of 97.5 %.
 
     Example, 4 degrees: 2.776.
     """
     assert degrees >= 1
-    assert 0.5 <= probability < 1
     low, high = 0.0, 1.0
-    while _t_within(high, degrees) < 2 * probability - 1:
+    while _t_within(high, degrees) < 2 * TAIL - 1:
         high *= 2
     for _ in range(80):
         middle = (low + high) / 2
-        if _t_within(middle, degrees) < 2 * probability - 1:
+        if _t_within(middle, degrees) < 2 * TAIL - 1:
             low = middle
         else:
             high = middle

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from everystop.core.durations import NS_PER_S
 from everystop.core.events import WaitEvent, WaitReason
 from everystop.observe.history import History
-from everystop.observe.wording import NS_PER_S, NameOf, counted, duration, who
+from everystop.observe.wording import NameOf, counted, duration, who
 
 STEP_RUNNING = "step_running"
 """The reason of one that came while a step was running: nobody has been asked about it yet."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from everystop.core.durations import NS_PER_MS, NS_PER_S, NS_PER_US
+
 NameOf = Callable[[int], str | None]
 """The name of a request, or None for one that the reader may not see."""
 
-NS_PER_S, NS_PER_MS, NS_PER_US = 1_000_000_000, 1_000_000, 1000
 ANOTHER = "another request"
 
 

@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from everystop.core.errors import ConfigError
 from everystop.observe.history import Client, History
+from everystop.observe.wording import number_name
 from everystop.tenants import Tenants
 
 
@@ -67,7 +68,7 @@ class Viewer:
         client = None if trail is None else trail.client
         if not self.sees(client):
             return None
-        return f"r{request_id}" if client is None else client.name
+        return number_name(request_id) if client is None else client.name
 
     def find(self, name: str) -> Client | None:
         """The request of that name, by `History.clients_called`, as if there were none but those that may be shown."""

@@ -16,7 +16,6 @@ from everystop.core.durations import NS_PER_MS, NS_PER_S
 from everystop.core.errors import RequestError
 from everystop.core.events import Event, FinishEvent
 from everystop.core.request import FinishReason, Request, SamplingParams
-from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.loop import StepLoop
 from everystop.observe.comparison import RequestLine, Run
 from everystop.observe.history import History
@@ -47,7 +46,6 @@ class VirtualRun:
         cost: StepCost,
         *,
         num_blocks: int,
-        step_times: StepTimeModel = UNKNOWN_STEP_TIMES,
     ) -> None:
         self._workload = workload
         self._config = config
@@ -58,7 +56,7 @@ class VirtualRun:
             num_bytes=0,
             max_model_len=min(config.max_model_len or num_tokens, num_tokens),
         )
-        self._scheduler = build_scheduler(config, self._capacity, step_times=step_times)
+        self._scheduler = build_scheduler(config, self._capacity)
         self._clock = Clock()
         runner = SimulatedRunner(cost.plan_ns, self._clock.advance)
         self._loop = StepLoop(self._scheduler, runner, lambda: self._clock.now_ns)

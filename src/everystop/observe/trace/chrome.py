@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from everystop.core.durations import NS_PER_US
 from everystop.observe.trace.tracks import Kind, Mark, Picture, Track
 
 PID = 1
-NS_PER_US = 1000
 PHASES = {Kind.BEGIN: "B", Kind.END: "E", Kind.INSTANT: "i", Kind.COUNT: "C"}
 
 

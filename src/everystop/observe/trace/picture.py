@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from everystop.observe.history import Client, History, StepRecord
 from everystop.observe.trace.slots import SlotTracks, Span
-from everystop.observe.trace.tracks import Arguments, Canvas, Lanes, Pen, Picture, label, present
+from everystop.observe.trace.tracks import Arguments, Canvas, Lanes, Pen, Picture, present
 from everystop.observe.trace.waits import Waits
+from everystop.observe.wording import number_name
 
 ROOT = 1
 """The number of the track that holds all others."""
@@ -72,7 +73,7 @@ def _draw_clients(canvas: Canvas, parent: int, clients: list[Client], history: H
 
 def _client_arguments(client: Client) -> Arguments:
     ids = client.request_ids
-    requests = label(ids[0]) if client.num == 1 else f"{label(ids[0])} to {label(ids[-1])}"
+    requests = number_name(ids[0]) if client.num == 1 else f"{number_name(ids[0])} to {number_name(ids[-1])}"
     return (("requests", requests),)
 
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from everystop.core.events import AdmitEvent, FinishEvent, PreemptEvent
 from everystop.core.request import FinishReason
 from everystop.observe.history import History, StepRecord, Trail
-from everystop.observe.trace.tracks import Arguments, Canvas, Pen, label, present
+from everystop.observe.trace.tracks import Arguments, Canvas, Pen, present
+from everystop.observe.wording import number_name
 
 PREFILL, RECOMPUTE, DECODE, PADDING = "prefill", "recompute", "decode", "padding"
 NEVER = 1 << 62
@@ -175,10 +176,10 @@ class SlotTracks:
 
     def _draw_stay(self, pen: Pen, stay: Stay) -> None:
         if stay.admit is None:
-            pen.begin(stay.start_ns, "held", (("request", label(stay.request_id)),))
+            pen.begin(stay.start_ns, "held", (("request", number_name(stay.request_id)),))
         else:
             flow = stay.request_id + 1
-            pen.begin(stay.start_ns, label(stay.request_id), self._boarding(stay), flow, ends_flow=stay.is_last)
+            pen.begin(stay.start_ns, number_name(stay.request_id), self._boarding(stay), flow, ends_flow=stay.is_last)
         for stretch in stay.stretches:
             counts = (("tokens", stretch.num_tokens), ("step", stretch.first_step_id))
             more = (("steps", stretch.num_steps),) if stretch.num_steps > 1 else ()
@@ -195,7 +196,7 @@ class SlotTracks:
                 ("tokens", admit.num_tokens),
                 ("cached_tokens", admit.num_cached_tokens),
                 ("resumed", "yes" if admit.resumed else None),
-                ("forked_from", label(admit.forked_from) if admit.forked_from >= 0 else None),
+                ("forked_from", number_name(admit.forked_from) if admit.forked_from >= 0 else None),
             ]
         )
 

@@ -147,11 +147,6 @@ class Lanes:
         return self._pens[lane]
 
 
-def label(request_id: int) -> str:
-    """What a request is called in a picture."""
-    return f"r{request_id}"
-
-
 def present(pairs: Iterable[tuple[str, int | str | None]]) -> Arguments:
     """Arguments without those that say nothing: None, 0 and an empty text."""
     return tuple((name, value) for name, value in pairs if value)

@@ -18,7 +18,8 @@ from everystop.core.events import (
 from everystop.observe.history import Act, History, StepRecord
 from everystop.observe.queue import Queue
 from everystop.observe.trace.slots import leaving
-from everystop.observe.trace.tracks import Arguments, Canvas, Lanes, Pen, label
+from everystop.observe.trace.tracks import Arguments, Canvas, Lanes, Pen
+from everystop.observe.wording import number_name
 
 EVERYBODY = -1
 MAX_TOLD = 64  # who wait: a reason for everybody stands in each of their slices; of more it would fill the trace
@@ -112,7 +113,7 @@ class Waits:
 
     def _note(self, event: WaitEvent) -> None:
         blocks = (("need_blocks", event.need), ("have_blocks", event.have)) if event.need else ()
-        behind = (("behind", label(event.behind)),) if event.behind >= 0 else ()
+        behind = (("behind", number_name(event.behind)),) if event.behind >= 0 else ()
         reason = Reason(event.now_ns, event.reason.value, (*blocks, *behind))
         if event.behind < 0:
             self._end_head(event.now_ns)
@@ -153,7 +154,7 @@ class Waits:
 
     def _end_head(self, now_ns: int) -> None:
         if self._head is not None and now_ns > self._head.now_ns:
-            who = "everybody" if self._head_id == EVERYBODY else label(self._head_id)
+            who = "everybody" if self._head_id == EVERYBODY else number_name(self._head_id)
             self.heads.append((Reason(self._head.now_ns, f"{who}: {self._head.name}", self._head.arguments), now_ns))
         self._head, self._head_id = None, EVERYBODY
 
@@ -165,7 +166,7 @@ class Waits:
         refused = canvas.pen("refused", parent) if self.refusals else None
         for event in self.refusals:
             assert refused is not None
-            refused.instant(event.now_ns, label(event.request_id), (("code", event.code),))
+            refused.instant(event.now_ns, number_name(event.request_id), (("code", event.code),))
         lanes = Lanes(canvas, "waiting", parent)
         for wait in self.waits:
             _draw_wait(lanes.pen(wait.start_ns, wait.end_ns), wait)
@@ -178,7 +179,7 @@ def _order(item: Act | StepRecord) -> tuple[int, bool]:
 
 def _draw_wait(pen: Pen, wait: Wait) -> None:
     flow = wait.request_id + 1 if wait.boards else 0
-    pen.begin(wait.start_ns, label(wait.request_id), wait.arguments, flow)
+    pen.begin(wait.start_ns, number_name(wait.request_id), wait.arguments, flow)
     ends_ns = [reason.now_ns for reason in wait.reasons[1:]] + [wait.end_ns]
     for reason, end_ns in zip(wait.reasons, ends_ns, strict=True):
         pen.slice(reason.now_ns, end_ns, reason.name, reason.arguments)

@@ -1,0 +1,59 @@
+"""A list that forgets its beginning, for what is remembered only for a while."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Log(Generic[T]):
+    """A list that forgets its beginning; positions count from the first item ever appended."""
+
+    def __init__(self) -> None:
+        self._items: list[T] = []
+        self._num_dropped = 0
+        self._num_hidden = 0  # forgotten, and not yet removed from the list
+
+    def __len__(self) -> int:
+        return len(self._items) - self._num_hidden
+
+    def __getitem__(self, position: int) -> T:
+        return self._items[position - self._num_dropped]
+
+    @property
+    def start(self) -> int:
+        """Position of the first item that is remembered."""
+        return self._num_dropped + self._num_hidden
+
+    @property
+    def end(self) -> int:
+        """One past the last position."""
+        return self._num_dropped + len(self._items)
+
+    def append(self, item: T) -> None:
+        """Add an item."""
+        self._items.append(item)
+
+    def since(self, position: int) -> list[T]:
+        """Items from that position on, as far as they are remembered."""
+        return self._items[max(position, self.start) - self._num_dropped :]
+
+    def between(self, first: int, last: int) -> list[T]:
+        """Items from position `first` up to, without, `last`, as far as they are remembered."""
+        return self._items[max(first, self.start) - self._num_dropped : max(last, self.start) - self._num_dropped]
+
+    def position_of(self, value: int, key: Callable[[T], int]) -> int:
+        """Position of the first remembered item whose key is `value` or more; keys must not fall."""
+        positions = range(self.start, self.end)
+        return self.start + bisect_left(positions, value, key=lambda position: key(self[position]))
+
+    def forget_before(self, position: int) -> None:
+        """Drop what lies before; the list is only cut when half of it is gone, so each item is moved once or so."""
+        self._num_hidden = max(self._num_hidden, min(position, self.end) - self._num_dropped)
+        if self._num_hidden * 2 > len(self._items):
+            del self._items[: self._num_hidden]
+            self._num_dropped += self._num_hidden
+            self._num_hidden = 0
