@@ -48,6 +48,10 @@ from everystop.core.policy import POLICIES, make_policy
         ({"batch_wait_ms": 10**9, "policy": "static"}, ["--batch-wait-ms is 1,000,000,000", "at most 3,600,000"]),
         ({"ageing": 10.0, "policy": "fair"}, ["--ageing needs --policy priority or shortest", "fair"]),
         ({"ageing": 1e-10, "policy": "shortest"}, ["--ageing is 1e-10", "at least 0.001"]),
+        (
+            {"policy": "fair-prefix", "enable_prefix_caching": False},
+            ["--policy fair-prefix", "--no-enable-prefix-cach"],
+        ),
         ({"itl_target_ms": 0.0, "policy": "deadline"}, ["--itl-target-ms is 0.0", "at least 1"]),
     ],
 )

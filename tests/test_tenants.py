@@ -50,6 +50,12 @@ def test_file_is_read_whole(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text('\ufeffheader = "X-Tenant"\n', encoding="utf-8")
+    assert read_tenants(str(path)).header == "x-tenant"
+
+
 def test_no_file_means_that_nobody_is_told_apart() -> None:
     assert read_tenants(None) == Tenants()
 
@@ -112,6 +118,7 @@ def test_every_setting_of_a_tenant_has_a_policy_that_honours_it() -> None:
         ('[tenant.a]\nkeys = ["k"]\n[tenant.b]\nkeys = ["k"]', ["a and b share a key"]),
         ('[tenants.a]\nkeys = ["k"]', ["'tenants'", "header, user, tenant"]),
         ('header = "x y"', ["header", "'x y'"]),
+        ('header = "Authorization"', ["header", "'Authorization'", "no secret"]),
         ("user = 1", ["user", "true or false"]),
         ("tenant = 3", ["tenant is 3", "[tenant.gold]"]),
         ("tenant.a = 3", ["tenant.a is 3"]),

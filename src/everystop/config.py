@@ -287,6 +287,11 @@ class Config:
             )
         if self.record_prompts and self.record is None:
             raise ConfigError("--record-prompts needs --record FILE; without a record there is nothing to add them to")
+        if self.policy == "fair-prefix" and not self.enable_prefix_caching:
+            raise ConfigError(
+                "--policy fair-prefix needs the prefix cache, whose prefixes it keeps together; leave out "
+                "--no-enable-prefix-caching, or choose --policy fair"
+            )
         for option in POLICY_OPTIONS:
             if option != "tenants" and getattr(self, option) is not None:  # of tenants each policy honours something
                 check_honoured(option, self.policy)

@@ -52,6 +52,9 @@ class Tenant:
     keys: tuple[str, ...] = ()
 
 
+SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "x-api-key", "api-key")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenants:
     """The whole file; `header` is in lower case. By default nobody is told apart."""
@@ -69,7 +72,7 @@ def read_tenants(path: str | None, honoured: Collection[str] = SETTINGS) -> Tena
     if path is None:
         return Tenants()
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"--tenants {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -78,6 +81,10 @@ def read_tenants(path: str | None, honoured: Collection[str] = SETTINGS) -> Tena
     header, user, entries = table.get("header"), table.get("user", False), table.get("tenant", {})
     is_header = header is None or (isinstance(header, str) and re.fullmatch(r"[A-Za-z0-9-]+", header))
     _require(is_header, path, "header", header, "the name of an HTTP header")
+    is_open = header is None or header.lower() not in SECRET_HEADERS
+    _require(
+        is_open, path, "header", header, "a header that holds no secret: what it says is shown as the tenant's name"
+    )
     _require(isinstance(user, bool), path, "user", user, "true or false")
     _require(isinstance(entries, dict), path, "tenant", entries, "a table for each tenant, such as [tenant.gold]")
     by_name = {name: _read_tenant(path, name, entry, honoured) for name, entry in entries.items()}

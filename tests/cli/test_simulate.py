@@ -188,6 +188,11 @@ def test_text_shows_durations_and_tenants(capsys: pytest.CaptureFixture[str]) ->
     [
         (["--router", "best"], 2, "--router is 'best'; choose one of round-robin, least-loaded, prefix-affinity, fair"),
         (["--router", "prefix-affinity"], 2, "--router prefix-affinity has no choice with one replica"),
+        (
+            ["--router", "prefix-affinity", "--replicas", "2", "--no-enable-prefix-caching"],
+            2,
+            "--router prefix-affinity needs the prefix cache",
+        ),
         (["--slo-ttft-ms", "0"], 2, "--slo-ttft-ms is 0; it must be above 0"),
         (["--slo-itl-ms", "nan"], 2, "--slo-itl-ms is nan"),
         (["--format", "xml"], 2, "--format is 'xml'; choose one of azure, mooncake, sharegpt, tenant, own"),

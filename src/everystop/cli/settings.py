@@ -171,7 +171,7 @@ def read_file(path: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
     except ValueError as error:

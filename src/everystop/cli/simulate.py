@@ -120,6 +120,11 @@ def scheduler_fields() -> Iterator[dataclasses.Field[Any]]:
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, and print the results."""
     config = settings.make_config(arguments)
+    if arguments.router == "prefix-affinity" and not config.enable_prefix_caching:
+        raise ConfigError(
+            "--router prefix-affinity needs the prefix cache, for which it sends common prefixes to one replica; leave "
+            "out --no-enable-prefix-caching, or choose another router"
+        )
     from everystop.sim.report import describe_run
     from everystop.sim.run import run_trace
 
