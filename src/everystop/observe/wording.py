@@ -9,6 +9,7 @@ NameOf = Callable[[int], str | None]
 
 NS_PER_S, NS_PER_MS, NS_PER_US = 1_000_000_000, 1_000_000, 1000
 ANOTHER = "another request"
+SIBLING = "its sibling"
 
 
 def number_name(request_id: int) -> str:
