@@ -303,7 +303,7 @@ def test_a_sequence_of_the_same_answer_is_its_sibling_not_itself() -> None:
 
 
 def test_a_short_wait_counts_the_slots_of_those_who_ended_with_its_step() -> None:
-    run = Run(max_num_seqs=3)
+    run = Run(max_num_seqs=3, host_ns=MS)
     for i in range(3):
         run.add(i, max_tokens=10 + i % 2)
     run.turn(9)

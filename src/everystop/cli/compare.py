@@ -95,11 +95,15 @@ def run(arguments: argparse.Namespace) -> int:
     simulate.make_slo(arguments)  # which says what is no time
     workload, max_num_seqs = read_requests(arguments)
     make_folder(arguments.out)
-    with progress_bars(arguments.repeats, show=sys.stderr.isatty()) as watcher:
-        if arguments.url is not None:
-            comparison = on_server(arguments, workload, watcher)
-        else:
-            comparison = on_engine(arguments, workload, max_num_seqs, watcher)
+    try:
+        with progress_bars(arguments.repeats, show=sys.stderr.isatty()) as watcher:
+            if arguments.url is not None:
+                comparison = on_server(arguments, workload, watcher)
+            else:
+                comparison = on_engine(arguments, workload, max_num_seqs, watcher)
+    except KeyboardInterrupt:
+        print("everystop: interrupted before the end of the first run; nothing is written", file=sys.stderr)
+        return 130
     from everystop.observe.comparison_text import describe_comparison
 
     written = write(comparison, arguments.out)  # first: whoever reads the words may leave
