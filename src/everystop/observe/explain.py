@@ -135,7 +135,7 @@ def tell(history: History, request_ids: Sequence[int], *, now_ns: int, name_of: 
 
 
 def _beside_siblings(trail: Trail, name_of: NameOf) -> NameOf:
-    """The same names, but for the other sequences of its own HTTP request, which have the name of that: "its sibling"."""
+    """The same names, but "its sibling" for the other sequences of its HTTP request: that one is called as it is."""
     own = range(0) if trail.client is None else trail.client.request_ids
     return lambda i: SIBLING if i in own and i != trail.request_id else name_of(i)
 
