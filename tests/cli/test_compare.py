@@ -259,6 +259,15 @@ def test_an_interrupted_comparison_is_written_and_ends_with_130(
     assert "INTERRUPTED: 2 repeats were asked for" in capsys.readouterr().out
 
 
+def test_a_file_for_a_server_that_records_prompts_will_do(compare: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("serve.toml").write_text('record = "run.gz"\nrecord-prompts = true\n')
+    compare("--config", "serve.toml", "--workload", "w.jsonl", "--repeats", "1")
+    assert not Path("run.gz").exists()
+    with pytest.raises(SystemExit):
+        cli.main(["compare", "--help"])
+    assert "--record-prompts" not in capsys.readouterr().out
+
+
 def test_an_interrupt_in_the_first_run_says_that_nothing_is_written(
     compare: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

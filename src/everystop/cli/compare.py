@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from everystop.trial.repeats import Watcher
 
 GROUPS = (MODEL, SCHEDULER, KV_CACHE)
-WITHOUT = ("policy", "record", "chat_template", "generation_config", "seed")  # of these groups, but with no effect here
+UNUSED = ("policy", "record", "record_prompts")  # a policy is set for each run, and no run is recorded
+WITHOUT = (*UNUSED, "chat_template", "generation_config", "seed")  # of these groups, but with no effect here
 DEFAULT_POLICIES = "static,continuous"
 SERVER = "server"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -131,7 +132,7 @@ def make_configs(arguments: argparse.Namespace, max_num_seqs: int | None) -> dic
     """
     policies = parse_policies(arguments.policies or DEFAULT_POLICIES)
     given = settings.given_values(arguments)
-    values = {name: value for name, value in given.items() if name not in ("policy", "record")}
+    values = {name: value for name, value in given.items() if name not in UNUSED}
     if max_num_seqs is not None:
         values.setdefault("max_num_seqs", max_num_seqs)
     for option, field in POLICY_OPTIONS.items():
