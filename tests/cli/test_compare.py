@@ -259,6 +259,26 @@ def test_an_interrupted_comparison_is_written_and_ends_with_130(
     assert "INTERRUPTED: 2 repeats were asked for" in capsys.readouterr().out
 
 
+def test_a_file_for_a_server_that_records_prompts_will_do(compare: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("serve.toml").write_text('record = "run.gz"\nrecord-prompts = true\n')
+    compare("--config", "serve.toml", "--workload", "w.jsonl", "--repeats", "1")
+    assert not Path("run.gz").exists()
+    with pytest.raises(SystemExit):
+        cli.main(["compare", "--help"])
+    assert "--record-prompts" not in capsys.readouterr().out
+
+
+def test_an_interrupt_in_the_first_run_says_that_nothing_is_written(
+    compare: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(self: FakeBench, config: Config) -> Engine:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeBench, "engine", interrupted)
+    assert cli.main(["compare", "--out", "out", "--workload", "w.jsonl"]) == 130
+    assert "interrupted before the end of the first run; nothing is written" in capsys.readouterr().err
+
+
 def test_the_command_that_is_shown_holds_no_key() -> None:
     words = ["compare", "--url", "http://x", "--api-key", "secret", "--out", "a b", "--api-key=secret"]
     shown = command(words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -136,3 +137,16 @@ def test_module_runs_as_a_program() -> None:
     command = [sys.executable, "-m", "everystop", "--version"]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert result.stdout == f"everystop {everystop.__version__}\n"
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
+    code = (
+        "import sys; from everystop import cli\n"
+        "cli.explain.run = lambda arguments: print('x' * 100_000) or 0\n"
+        "sys.exit(cli.main(['explain', '1']))"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1, b"")

@@ -24,6 +24,7 @@ from everystop.observe.report.__main__ import main as redraw
 from everystop.observe.report.headline import verdict
 from everystop.observe.report.page import render_page
 from everystop.observe.report.pictures import draw_all
+from everystop.observe.report.remarks import limits
 from everystop.observe.report_data import report_data
 
 pytest.importorskip("matplotlib")
@@ -268,3 +269,10 @@ def test_runs_in_which_nobody_boarded_are_reported_too(num_idle: int) -> None:
 def test_nothing_to_report_is_an_error(comparison: Comparison, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no run was finished"):
         write_report(replace(comparison, runs=()), tmp_path)
+
+
+def test_a_single_repeat_speaks_of_no_intervals() -> None:
+    once, twice = list(limits(make_comparison(num_repeats=1))), list(limits(make_comparison(num_repeats=2)))
+    assert any("no ratio has an interval" in line for line in once)
+    assert not any("intervals are wide" in line for line in once)
+    assert any("intervals are wide" in line for line in twice)

@@ -19,7 +19,7 @@ from everystop.core.plan import StepPlan
 from everystop.core.request import FinishReason
 from everystop.core.rows import Row, Rows
 from everystop.observe.causes import LABELS, ORDER, Cause
-from everystop.observe.explain import Explanation, explain
+from everystop.observe.explain import Explanation, explain, tell
 from everystop.observe.history import Client, History
 from everystop.observe.sentence import PHRASES
 from everystop.observe.wording import duration, number_name
@@ -288,3 +288,34 @@ def test_reception_and_delivery_count_for_a_client() -> None:
 )
 def test_durations_are_short_and_never_round_into_the_next_unit(ns: int, text: str) -> None:
     assert duration(ns) == text
+
+
+def test_a_sequence_of_the_same_answer_is_its_sibling_not_itself() -> None:
+    run = Run(max_num_seqs=1, max_num_batched_tokens=16)
+    run.history.add_client(Client("cmpl-a", "", 0, 2, 0, 0))
+    run.add(0, 8, 20)
+    run.add(1, 8, 2)
+    run.finish()
+    names = {0: "cmpl-a", 1: "cmpl-a"}
+    last = run.explain(0, 1, name_of=names.get)
+    assert "queued because the slot was taken until its sibling (20 tokens) ended" in last.sentence
+    assert tell(run.history, [0, 1], now_ns=run.now_ns, name_of=names.get) == last.sentence
+
+
+def test_a_short_wait_counts_the_slots_of_those_who_ended_with_its_step() -> None:
+    run = Run(max_num_seqs=3, host_ns=MS)
+    for i in range(3):
+        run.add(i, max_tokens=10 + i % 2)
+    run.turn(9)
+    run.add(3, max_tokens=2)
+    run.finish()
+    assert "all 3 slots were taken until r0" in run.explain(3).sentence
+
+
+def test_a_prompt_computed_in_one_step_gets_no_advice_on_larger_steps() -> None:
+    run = Run()
+    run.add(0, 60, 1)
+    run.finish()
+    explanation = run.explain(0)
+    assert "computing its prompt of 60 tokens in 1 step" in explanation.sentence
+    assert not explanation.advice

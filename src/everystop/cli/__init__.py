@@ -7,6 +7,7 @@ argparse is used because it is the only parser that costs nothing at start-up: i
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -31,12 +32,20 @@ EPILOG = "In a clone, `./everystop test` runs the linters and the tests."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit status: 0 done, 1 failed, 2 called wrongly, 130 interrupted."""
+    """Run one command; return the exit status: 0 done, 1 failed, 2 called wrongly, 130 interrupted.
+
+    A reader of the output that leaves early, such as `| head`, is a silent 1.
+    """
     parser = make_parser()
     arguments = parser.parse_args(argv)
     arguments.words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return int(arguments.run(arguments))
+        status = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        return 1
     except EverystopError as error:
         print(f"everystop: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from everystop.trial.repeats import Watcher
 
 GROUPS = (MODEL, SCHEDULER, KV_CACHE)
-WITHOUT = ("policy", "record", "chat_template", "generation_config", "seed")  # of these groups, but with no effect here
+UNUSED = ("policy", "record", "record_prompts")  # a policy is set for each run, and no run is recorded
+WITHOUT = (*UNUSED, "chat_template", "generation_config", "seed")  # of these groups, but with no effect here
 DEFAULT_POLICIES = "static,continuous"
 SERVER = "server"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -95,11 +96,15 @@ def run(arguments: argparse.Namespace) -> int:
     simulate.make_slo(arguments)  # which says what is no time
     workload, max_num_seqs = read_requests(arguments)
     make_folder(arguments.out)
-    with progress_bars(arguments.repeats, show=sys.stderr.isatty()) as watcher:
-        if arguments.url is not None:
-            comparison = on_server(arguments, workload, watcher)
-        else:
-            comparison = on_engine(arguments, workload, max_num_seqs, watcher)
+    try:
+        with progress_bars(arguments.repeats, show=sys.stderr.isatty()) as watcher:
+            if arguments.url is not None:
+                comparison = on_server(arguments, workload, watcher)
+            else:
+                comparison = on_engine(arguments, workload, max_num_seqs, watcher)
+    except KeyboardInterrupt:
+        print("everystop: interrupted before the end of the first run; nothing is written", file=sys.stderr)
+        return 130
     from everystop.observe.comparison_text import describe_comparison
 
     written = write(comparison, arguments.out)  # first: whoever reads the words may leave
@@ -127,7 +132,7 @@ def make_configs(arguments: argparse.Namespace, max_num_seqs: int | None) -> dic
     """
     policies = parse_policies(arguments.policies or DEFAULT_POLICIES)
     given = settings.given_values(arguments)
-    values = {name: value for name, value in given.items() if name not in ("policy", "record")}
+    values = {name: value for name, value in given.items() if name not in UNUSED}
     if max_num_seqs is not None:
         values.setdefault("max_num_seqs", max_num_seqs)
     for option, field in POLICY_OPTIONS.items():

@@ -49,10 +49,15 @@ ADVICE: dict[Cause, tuple[str, str]] = {
 }
 
 
-def advice_for(ns_by_cause: Mapping[Cause, int], e2e_ns: int) -> list[Advice]:
-    """Advice on causes that took a fifth of the time or more, the largest first."""
+def advice_for(ns_by_cause: Mapping[Cause, int], e2e_ns: int, *, num_prefill_steps: int) -> list[Advice]:
+    """Advice on causes that took a fifth of the time or more, the largest first.
+
+    A prompt that took one step is computed no sooner in larger ones.
+    """
     found: dict[str, Advice] = {}
     for cause in sorted(ns_by_cause, key=lambda each: -ns_by_cause[each]):
+        if cause is Cause.PREFILL and num_prefill_steps < 2:
+            continue
         if cause in ADVICE and ns_by_cause[cause] >= LEAST_SHARE * e2e_ns:
             flag, text = ADVICE[cause]
             found.setdefault(flag, Advice(cause, flag, text))

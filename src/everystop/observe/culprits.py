@@ -24,9 +24,12 @@ def longest(pieces: Iterable[Piece], cause: Cause) -> Piece:
 
 
 def num_slots_taken(history: History, pieces: Iterable[Piece]) -> int:
-    """Most slots that were in use, or held, after a step in that time; 0 if no step ended then."""
+    """Most slots that were in use, or held, in or after a step in that time; 0 if no step ended then.
+
+    Who ended with a step is not counted after it, but had a row in it.
+    """
     counts = [
-        record.num_running + record.num_held
+        max(record.num_running + record.num_held, record.num_rows)
         for piece in pieces
         for record in history.steps_between_ns(piece.start_ns - 1, piece.end_ns)
     ]

@@ -18,7 +18,7 @@ from everystop.observe.history import History, Trail
 from everystop.observe.life import Life, Served, life_of
 from everystop.observe.sentence import Story, sentence_of
 from everystop.observe.waterfall import Segment, segments_of
-from everystop.observe.wording import NameOf, number_name
+from everystop.observe.wording import SIBLING, NameOf, number_name
 
 LIVE = ("running", "waiting")
 MAX_STEPS = 2000
@@ -130,7 +130,14 @@ def explain(history: History, request_ids: Sequence[int], *, now_ns: int, name_o
 def tell(history: History, request_ids: Sequence[int], *, now_ns: int, name_of: NameOf) -> str:
     """The sentence of that explanation alone, at a third of the cost; raises LookupError as well."""
     (trail,) = _last_to_end(history, request_ids, now_ns, 1)
-    return sentence_of(Story(history, life_of(history, trail, now_ns), name_of, state_of(trail)))
+    told_as = _beside_siblings(trail, name_of)
+    return sentence_of(Story(history, life_of(history, trail, now_ns), told_as, state_of(trail)))
+
+
+def _beside_siblings(trail: Trail, name_of: NameOf) -> NameOf:
+    """The same names, but "its sibling" for the other sequences of its HTTP request: that one is called as it is."""
+    own = range(0) if trail.client is None else trail.client.request_ids
+    return lambda i: SIBLING if i in own and i != trail.request_id else name_of(i)
 
 
 def _last_to_end(history: History, request_ids: Sequence[int], now_ns: int, num: int) -> list[Trail]:
@@ -150,6 +157,7 @@ def _explain_one(
     history: History, trail: Trail, now_ns: int, name_of: NameOf, *, is_last: bool, max_mates: int = MAX_MATES
 ) -> Explanation:
     life = life_of(history, trail, now_ns, is_last=is_last)
+    told_as = _beside_siblings(trail, name_of)
     client, finish, arrival = trail.client, trail.finish, trail.arrival
     state, sums = state_of(trail), life.ns_by_cause()
     first_ns = life.first_token_ns
@@ -158,7 +166,7 @@ def _explain_one(
         id=client.name if client is not None else name_of(trail.request_id) or number_name(trail.request_id),
         state=state,
         is_live=state in LIVE or (client is not None and is_last and client.delivered_ns is None),
-        sentence=sentence_of(Story(history, life, name_of, state)),
+        sentence=sentence_of(Story(history, life, told_as, state)),
         received_ns=life.origin_ns,
         e2e_ns=life.e2e_ns,
         ttft_ns=None if first_ns is None else first_ns - life.origin_ns,
@@ -170,11 +178,15 @@ def _explain_one(
         num_recomputed_tokens=life.num_recomputed_tokens,
         finish_reason=None if finish is None else finish.reason.value,
         ns_by_cause=sums,
-        segments=segments_of(life, name_of),
+        segments=segments_of(life, told_as),
         steps=steps,
         num_steps=num_steps,
-        tokens=tokens_of(history, life, name_of),
-        advice=advice_for(sums, life.e2e_ns),
+        tokens=tokens_of(history, life, told_as),
+        advice=advice_for(
+            sums,
+            life.e2e_ns,
+            num_prefill_steps=sum(one.activity is Cause.PREFILL for one in life.served),
+        ),
         num_choices=1,
         choices=[],
     )

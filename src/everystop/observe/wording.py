@@ -10,6 +10,7 @@ NameOf = Callable[[int], str | None]
 """The name of a request, or None for one that the reader may not see."""
 
 ANOTHER = "another request"
+SIBLING = "its sibling"
 
 
 def number_name(request_id: int) -> str:

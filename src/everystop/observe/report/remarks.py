@@ -124,7 +124,10 @@ def _setting(value: Any) -> str:
 def limits(comparison: Comparison) -> Iterator[str]:
     """What the figures do not say."""
     yield "Ratios travel further than absolute numbers: those are of this machine, this model and these lengths."
-    if len(comparison.policies) > 1 and max(len(comparison.runs_of(p)) for p in comparison.policies) < 5:
+    num_runs = max(len(comparison.runs_of(policy)) for policy in comparison.policies)
+    if len(comparison.policies) > 1 and num_runs < 2:
+        yield "One repeat: no ratio has an interval, and any small difference may be chance."
+    elif len(comparison.policies) > 1 and num_runs < 5:
         yield "Fewer than five repeats: intervals are wide, and lean on ratios being spread log-normally."
     if "static" in comparison.policies:
         yield (
