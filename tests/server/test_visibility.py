@@ -188,3 +188,15 @@ def test_viewer_names_its_own_and_nobody_else() -> None:
     assert [Viewer(history, ANYBODY).name_of(i) for i in range(5)] == ["cmpl-a", "cmpl-a", "cmpl-b", "cmpl-mine", "r4"]
     assert not Viewer(history, mine).sees(None)
     assert not Viewer(history, mine).sees_all
+
+
+def test_metrics_tell_a_tenant_nothing_of_another(keyed: ParrotServer) -> None:
+    for key in ("g1", "t1"):
+        send(keyed, key)
+    seen = {}
+    for asker in ("g1", "t1", "a", "root"):
+        _, body = keyed.get("/metrics", bearer(asker))
+        text = body.decode() if isinstance(body, bytes) else body
+        seen[asker] = {name for name in ("gold", "tin", "other") if f'tenant="{name}"' in text}
+        assert "everystop_num_requests_running" in text
+    assert seen == {"g1": {"gold"}, "t1": {"tin"}, "a": {"gold", "tin", "other"}, "root": {"gold", "tin", "other"}}

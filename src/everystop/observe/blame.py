@@ -12,12 +12,12 @@ from everystop.observe.live_request import LiveRequest
 
 MAX_PENDING = 50
 PATIENCE_NS = NS_PER_S  # the end of the answer is waited for so long
-COST_SHARE = 0.001  # of the time of one thread
+COST_SHARE = 0.003  # of the time of one thread
 MAX_SAVED_NS = NS_PER_S // 50
 
 
 class Blame:
-    """Sets `blame` of requests, the slowest first, as long as that takes no more than 0.1 % of a thread's time; where
+    """Sets `blame` of requests, the slowest first, as long as that takes no more than 0.3 % of a thread's time; where
     more requests end than there is time for, the fastest stay without. `cpu_ns` is the clock of the thread's time.
     """
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 from everystop.observe.metrics import Histogram, Metrics
 
+T = TypeVar("T")
 
-def render(metrics: Metrics, model: str) -> bytes:
-    """All that has been counted, in version 0.0.4 of the format; each sample carries the model's name."""
+
+def render(metrics: Metrics, model: str, *, only_tenant: str = "") -> bytes:
+    """All that has been counted, in version 0.0.4 of the format; each sample carries the model's name. With
+    `only_tenant`, of what is told apart by tenant that one's alone.
+    """
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.registry import Collector
 
@@ -18,7 +22,7 @@ def render(metrics: Metrics, model: str) -> bytes:
 
         def collect(self) -> Iterator[Any]:
             """All families."""
-            return _families(metrics, model)
+            return _families(metrics, model, only_tenant)
 
     registry = CollectorRegistry()
     metrics.catch_up()
@@ -26,7 +30,7 @@ def render(metrics: Metrics, model: str) -> bytes:
     return generate_latest(registry)
 
 
-def _families(metrics: Metrics, model: str) -> Iterator[Any]:
+def _families(metrics: Metrics, model: str, only_tenant: str) -> Iterator[Any]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     labels, values = ["model_name"], [model]
@@ -48,30 +52,34 @@ def _families(metrics: Metrics, model: str) -> Iterator[Any]:
         histogram.add_metric(values, buckets=data.cumulative(), sum_value=data.total)
         yield histogram
     if metrics.tenants:
-        yield from _tenant_families(metrics, model)
+        yield from _tenant_families(metrics, model, only_tenant)
 
 
-def _tenant_families(metrics: Metrics, model: str) -> Iterator[Any]:
-    """What is told apart by tenant: those of the file, and `other`."""
+def _tenant_families(metrics: Metrics, model: str, only_tenant: str) -> Iterator[Any]:
+    """What is told apart by tenant: those of the file, and `other`; one alone if it is named."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     labels = ["model_name", "tenant"]
     for name, text, counts in _tenant_gauges(metrics):
         gauge = GaugeMetricFamily(f"everystop_tenant_{name}", text, labels=labels)
-        for tenant, value in counts.items():
+        for tenant, value in _shown(counts, only_tenant):
             gauge.add_metric([model, tenant], value)
         yield gauge
     for name, text, counts in _tenant_counters(metrics):
         counter = CounterMetricFamily(f"everystop_tenant_{name}", text, labels=labels)
-        for tenant, value in counts.items():
+        for tenant, value in _shown(counts, only_tenant):
             counter.add_metric([model, tenant], value)
         yield counter
     text = "Arrival in the engine to first token"
     histogram = HistogramMetricFamily("everystop_tenant_time_to_first_token_seconds", text, labels=labels)
-    for tenant, of_tenant in metrics.tenants.items():
+    for tenant, of_tenant in _shown(metrics.tenants, only_tenant):
         data = of_tenant.ttft
         histogram.add_metric([model, tenant], buckets=data.cumulative(), sum_value=data.total)
     yield histogram
+
+
+def _shown(by_tenant: Mapping[str, T], only_tenant: str) -> Iterator[tuple[str, T]]:
+    return ((tenant, each) for tenant, each in by_tenant.items() if only_tenant in ("", tenant))
 
 
 def _tenant_gauges(metrics: Metrics) -> Iterator[tuple[str, str, dict[str, int]]]:

@@ -98,10 +98,12 @@ class Endpoints:
         """The server's version."""
         return _json({"version": __version__})
 
-    async def metrics(self, _request: Request) -> Response:
-        """Prometheus' text format; empty before the model is there."""
-        metrics = self._state.metrics
-        text = b"" if metrics is None else render(metrics, self._state.model.accepted.model_names[0])
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus' text format; empty before the model is there. A tenant's key shows no other tenant's figures."""
+        metrics, text = self._state.metrics, b""
+        if metrics is not None:
+            tenant = caller_of(request.scope).tenant
+            text = render(metrics, self._state.model.accepted.model_names[0], only_tenant=tenant)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, _request: Request) -> Response:
