@@ -116,7 +116,7 @@ def test_buttons_move_the_time_and_play_runs_to_the_end(open_page: Open, report:
     assert "#t=" in page.url
     page.locator("#speed").select_option("8")
     page.get_by_role("button", name="Play").click()
-    assert page.locator(f"{SLOTS} .cursor").get_attribute("visibility") == "visible"
+    page.locator(f"{SLOTS} .cursor[visibility=visible]").wait_for(state="attached")  # from the next frame on
     page.get_by_role("button", name="Play").wait_for()  # it was named Stop while it ran
     assert "tokens out" in watched.text("#now")
 
