@@ -481,7 +481,7 @@ def test_mutant_ac_35_ids_are_not_looked_at(server: ParrotServer, monkeypatch: p
 # --------------------------------------------------------------------- 38: the type of the numbers
 
 
-def test_ac_38_bfloat16_is_widened_and_float16_refused(tmp_path: Path) -> None:
+def test_ac_38_bfloat16_is_widened_and_float16_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One weight lies beyond the range of float16."""
     model = tiny_model("llama", vocab_size=1000)
     with torch.no_grad():
@@ -499,6 +499,7 @@ def test_ac_38_bfloat16_is_widened_and_float16_refused(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits, make_runner(wanted).logits(ids))
     with pytest.raises(ConfigError, match=r"float16.*int8.*float32"):
         Config(dtype="float16")
+    monkeypatch.setenv("EVERYSTOP_HOME", str(tmp_path / "home"))
     write_tokenizer(stored, sentencepiece_inner(), bos_token="<s>", eos_token="</s>")
     for dtype in ("float32", "int8"):
         opening = Opening(Config(model=str(stored), dtype=dtype, max_num_seqs=2, threads=1), 1)
