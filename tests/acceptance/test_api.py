@@ -10,6 +10,7 @@ import json
 import time
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,48 @@ def choice_of(answer: tuple[int, Any]) -> dict[str, Any]:
     assert status == 200, body
     (choice,) = body["choices"]
     return dict(choice)
+
+
+# --------------------------------------------------------------------- 37: what is said of a prompt
+
+
+def check_ac_37(server: ParrotServer) -> None:
+    prompt = "The quick brown fox jumps over the lazy dog. " * 4
+    texts, numbers = [], []
+    for _ in range(2):  # the second finds the prompt in the cache
+        for num_top in (0, 1):
+            status, body = server.complete(prompt, echo=True, max_tokens=0, logprobs=num_top)
+            assert status == 200, body
+            (choice,) = body["choices"]
+            logprobs = choice["logprobs"]
+            assert (choice["text"], choice["finish_reason"]) == (prompt, "length")
+            assert body["usage"]["completion_tokens"] == 0
+            assert len(logprobs["token_logprobs"]) == body["usage"]["prompt_tokens"], "not every token has a number"
+            assert logprobs["token_logprobs"][0] is None
+            assert all(number <= 0 for number in logprobs["token_logprobs"][1:])
+            offsets = [*logprobs["text_offset"], len(prompt)]
+            texts.append([prompt[start:end] for start, end in pairwise(offsets)])
+            assert texts[-1] == logprobs["tokens"], "the offsets do not join to the text"
+            numbers.append(logprobs["token_logprobs"])
+    assert all(each == numbers[0] for each in numbers), "the numbers differ between cold and warm"
+    assert logprobs["top_logprobs"][0] is None
+    assert all(top for top in logprobs["top_logprobs"][1:])
+
+
+def test_ac_37_echo_gives_the_prompts_logprobs(server: ParrotServer) -> None:
+    check_ac_37(server)
+
+
+@pytest.mark.model
+def test_ac_37_on_the_embedded_model(model_server: ModelServer) -> None:
+    check_ac_37(model_server)
+
+
+def test_mutant_ac_37_the_prompt_without_its_numbers(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text is echoed, and log-probabilities are those of the answer alone."""
+    monkeypatch.setattr("everystop.server.prompt_report.PromptReport._infos", lambda *args: ())
+    with pytest.raises(AssertionError, match="not every token has a number"):
+        check_ac_37(server)
 
 
 # --------------------------------------------------------------------- 39: characters

@@ -22,6 +22,7 @@ from tests.runner.models import load_transformer, make_runner, random_model, ran
 from tests.server.parrot import VOCAB, ParrotServer
 
 from everystop.config import Config
+from everystop.core.draft import Draft
 from everystop.core.errors import ConfigError
 from everystop.core.events import AdmitEvent, FinishEvent, StepEvent
 from everystop.core.kv_cache import KVCache
@@ -48,6 +49,53 @@ def tokens_of(length: int, salt: int) -> tuple[int, ...]:
 def tiny(request: pytest.FixtureRequest) -> LoadedModel:
     """A tiny random model, for the mutants; the cases themselves run on the embedded one too."""
     return random_model("llama", request.param)
+
+
+# --------------------------------------------------------------------- 25: what the model says of a prompt
+
+
+def check_ac_25(model: LoadedModel) -> None:
+    """Bitwise the same in one piece, in three, and after the prompt has come into the cache."""
+    tokens = tokens_of(150, 30)
+    scored = Prompt(tokens, replace(GREEDY, max_tokens=3, prompt_logprobs=2))
+    first = Prompt(tokens, replace(GREEDY, max_tokens=3))
+    later = replace(scored, after=lambda tokens: len(tokens) == 3)
+    setting = Setting(block_size=16, prefix_caching=True, max_num_batched_tokens=64)
+    served = {"cold": (serve(model, setting, [scored]), 0), "warm": (serve(model, setting, [first, later]), 1)}
+    assert served["cold"][0].chunk_sizes == [64, 64, 22]
+    alone = serve_alone(model, [scored])
+    for how, (run, index) in served.items():
+        scores = run.prompt_logprobs[index, 0]
+        assert len(scores) == len(tokens) - 1, f"{how}, {len(scores)} of {len(tokens) - 1} tokens have a number"
+        assert scores == alone.prompt_logprobs[0, 0], f"{how}, the numbers are others"
+        assert run.tokens[index, 0] == alone.tokens[0, 0]
+    logits = make_runner(model).logits(tokens)[:-1].astype(np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    expected = logits[np.arange(len(tokens) - 1), tokens[1:]] - np.log(np.exp(logits).sum(axis=1))
+    np.testing.assert_allclose([score.logprob for score in scores], expected, atol=1e-4)
+
+
+def test_ac_25_logprobs_of_a_prompt_cold_and_warm(tiny: LoadedModel) -> None:
+    check_ac_25(tiny)
+
+
+@pytest.mark.model
+def test_ac_25_on_the_embedded_model(smollm2: LoadedModel) -> None:
+    check_ac_25(smollm2)
+
+
+def test_mutant_ac_25_found_in_the_cache_and_left_out(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scored prompt takes what it finds, and only what is computed has log-probabilities."""
+    score = Draft._score
+
+    def score_the_rest(draft: Draft, request: Request, end: int) -> None:
+        request.num_planned_scores = max(request.num_planned_scores, request.num_scheduled_through)
+        score(draft, request, end)
+
+    monkeypatch.setattr(Request, "num_reusable_tokens", property(lambda request: request.num_tokens - 1))
+    monkeypatch.setattr(Draft, "_score", score_the_rest)
+    with pytest.raises(AssertionError, match="warm, .* tokens have a number"):
+        check_ac_25(tiny)
 
 
 # --------------------------------------------------------------------- 27: batches
