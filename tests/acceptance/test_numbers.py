@@ -94,7 +94,7 @@ def test_mutant_ac_25_found_in_the_cache_and_left_out(tiny: LoadedModel, monkeyp
 
     monkeypatch.setattr(Request, "num_reusable_tokens", property(lambda request: request.num_tokens - 1))
     monkeypatch.setattr(Draft, "_score", score_the_rest)
-    with pytest.raises(AssertionError, match="warm, .* tokens have a number"):
+    with pytest.raises(AssertionError, match=r"warm, .* tokens have a number"):
         check_ac_25(tiny)
 
 
