@@ -10,8 +10,10 @@ import json
 import time
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +33,6 @@ from everystop.model.tokenizer import IncrementalDetokenizer, Tokenizer
 from everystop.model.tokenizer_files import load_tokenizer, tokenizer_from_folder
 from everystop.server import protocol, replies
 from everystop.server.board import Board, Generation
-from everystop.server.protocol import Accepted, Parsed
 from everystop.server.service import Service
 from everystop.server.streams import Reply
 
@@ -141,12 +142,8 @@ def test_mutant_ac_39_each_token_of_the_model_alone(model_server: ModelServer, m
 
 
 def test_mutant_ac_39_line_separators_as_they_are(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Json:
-        @staticmethod
-        def dumps(value: Any) -> str:
-            return json.dumps(value, ensure_ascii=False)
-
-    monkeypatch.setattr(replies, "json", Json)
+    as_it_is = SimpleNamespace(dumps=partial(json.dumps, ensure_ascii=False))
+    monkeypatch.setattr(replies, "json", as_it_is)
     with pytest.raises((AssertionError, json.JSONDecodeError)):
         check_ac_39(server)
 
@@ -269,12 +266,12 @@ def test_ac_41_on_the_embedded_model(model_server: ModelServer) -> None:
 
 
 def test_mutant_ac_41_empty_options_ask_for_usage(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    parse = protocol.parse_completion
+    read = protocol.read_wishes
 
-    def parse_loosely(body: dict[str, Any], accepted: Accepted) -> Parsed:
-        return replace(parse(body, accepted), include_usage=body.get("stream_options") is not None)
+    def read_loosely(values: dict[str, Any], **fields: Any) -> Any:
+        return replace(read(values, **fields), usage="stream_options" in values)
 
-    monkeypatch.setattr(protocol, "parse_completion", parse_loosely)
+    monkeypatch.setattr(protocol, "read_wishes", read_loosely)
     with pytest.raises(AssertionError, match=r"1 events with usage for n 1, stream_options \{\}"):
         check_ac_41(server)
 
