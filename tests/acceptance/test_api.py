@@ -498,6 +498,11 @@ def turn(role: str, content: Any = "x", **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
+def encoder(template: ChatTemplate) -> Any:
+    """What a server takes to turn messages into tokens."""
+    return lambda messages, *_: template.render(messages)
+
+
 def test_ac_46_what_a_template_refuses_is_the_clients_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
     template = ChatTemplate(STRICT, "test", tokenizer)
     for messages, reason in (
@@ -514,12 +519,12 @@ def test_ac_46_what_a_template_refuses_is_the_clients_error(tokenizer: Tokenizer
         without.render([turn("user")])
     with parrot() as server:
         state = server.service.state
-        for encode_chat, messages, reason in (
-            (template.render, [turn("system")], "System role not supported!"),
-            (template.render, [turn("user"), turn("user")], "Roles must alternate!"),
-            (without.render, [turn("user")], "chat template"),
+        for used, messages, reason in (
+            (template, [turn("system")], "System role not supported!"),
+            (template, [turn("user"), turn("user")], "Roles must alternate!"),
+            (without, [turn("user")], "chat template"),
         ):
-            state._model = replace(state.model, encode_chat=encode_chat)  # type: ignore[arg-type]
+            state._model = replace(state.model, encode_chat=encoder(used))
             status, body = server.chat(messages)
             assert status == 400
             assert reason in body["error"]["message"]

@@ -51,6 +51,27 @@ def tiny(request: pytest.FixtureRequest) -> LoadedModel:
     return random_model("llama", request.param)
 
 
+# --------------------------------------------------------------------- 03: preemption, with the model
+
+
+@pytest.mark.model
+def test_ac_03_on_the_embedded_model(smollm2: LoadedModel) -> None:
+    """Bitwise, logprobs too; the case itself is with the scheduler's."""
+    setting = Setting(
+        block_size=16, max_num_seqs=1, max_num_batched_tokens=64, max_num_prefill_tokens=8, policy=Priority
+    )
+    for num_generated in (1, 15, 16, 17):
+        slow = Prompt(tokens_of(16, num_generated), replace(RANDOM, max_tokens=num_generated + 6), priority=5)
+        urgent = Prompt(
+            tokens_of(20, 90),
+            replace(RANDOM, max_tokens=3),
+            after=lambda tokens, num=num_generated: len(tokens) >= num,
+        )
+        run = serve(smollm2, setting, [slow, urgent])
+        assert run.preempted == [0]
+        assert_same(run, serve_alone(smollm2, [slow, urgent]), f"preempted after {num_generated}")
+
+
 # --------------------------------------------------------------------- 25: what the model says of a prompt
 
 
