@@ -230,7 +230,7 @@ def test_mutant_ac_58_the_drain_waits_for_nobody(monkeypatch: pytest.MonkeyPatch
 
 # --------------------------------------------------------------------- 59: overload
 
-CAP = 100
+CAP, MAX_NUM_SEQS = 100, 16
 
 
 @contextlib.contextmanager
@@ -242,7 +242,7 @@ def full_queue(server: ParrotServer) -> Iterator[None]:
         for _ in range(2 * CAP):
             connection = stack.enter_context(contextlib.closing(server.connect()))
             connection.request("POST", COMPLETIONS, body)
-        wait_until(lambda: len(server.scheduler.requests) >= CAP)
+        wait_until(lambda: len(server.scheduler.requests) >= CAP + MAX_NUM_SEQS)
         yield
 
 
@@ -276,7 +276,7 @@ def check_ac_59(server: ParrotServer, num_requests: int, timeout_s: float) -> No
             thread.join()
         gc.collect()
         assert set().union(*statuses) <= {429, 503}, f"answers beside 429 and 503: {set().union(*statuses)}"
-        assert len(server.scheduler.requests) <= CAP + 16
+        assert len(server.scheduler.requests) <= CAP + MAX_NUM_SEQS
         assert rss_bytes() - before < 8 << 20
         assert max(slowest_s) < 2.0
     server.runner.step_s = 0.0
@@ -286,12 +286,12 @@ def check_ac_59(server: ParrotServer, num_requests: int, timeout_s: float) -> No
 
 
 def test_ac_59_ten_thousand_requests_at_a_full_queue_are_refused_and_all_recovers() -> None:
-    with parrot(max_sequences=CAP) as server:
+    with parrot(max_num_queued_reqs=CAP, max_num_seqs=MAX_NUM_SEQS) as server:
         check_ac_59(server, num_requests=10_000, timeout_s=20.0)
 
 
 def test_mutant_ac_59_a_queue_without_end() -> None:
-    with parrot(max_sequences=10**9) as server, pytest.raises(AssertionError, match="answers beside 429 and 503"):
+    with parrot(max_num_queued_reqs=10**9) as server, pytest.raises(AssertionError, match="answers beside 429 and 503"):
         check_ac_59(server, num_requests=40, timeout_s=0.5)
 
 
