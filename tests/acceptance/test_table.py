@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from tests.acceptance.cases import CASES, NO_MUTANT_NEEDED
@@ -12,6 +13,7 @@ from tools.acceptance_table import PAGE, with_table
 FOLDER = Path(__file__).parent
 
 
+@cache
 def functions() -> dict[str, ast.FunctionDef]:
     """Every function of the folder's tests, by name."""
     found: dict[str, ast.FunctionDef] = {}
