@@ -22,6 +22,13 @@ def server() -> Iterator[ParrotServer]:
         yield running
 
 
+@pytest.fixture
+def own_server() -> Iterator[ParrotServer]:
+    """For one test alone, such as one with a part that is broken."""
+    with parrot() as running:
+        yield running
+
+
 @pytest.fixture(scope="session")
 def model_server() -> Iterator[ModelServer]:
     """For the tests that leave it as they found it."""

@@ -5,6 +5,7 @@ A check takes a server: one that repeats its prompts, or the embedded model in t
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import time
@@ -86,11 +87,11 @@ def test_ac_37_on_the_embedded_model(model_server: ModelServer) -> None:
     check_ac_37(model_server)
 
 
-def test_mutant_ac_37_the_prompt_without_its_numbers(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_ac_37_the_prompt_without_its_numbers(own_server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text is echoed, and log-probabilities are those of the answer alone."""
     monkeypatch.setattr("everystop.server.prompt_report.PromptReport._infos", lambda *args: ())
     with pytest.raises(AssertionError, match="not every token has a number"):
-        check_ac_37(server)
+        check_ac_37(own_server)
 
 
 # --------------------------------------------------------------------- 39: characters
@@ -125,10 +126,10 @@ def test_ac_39_on_the_embedded_model(model_server: ModelServer) -> None:
     check_ac_39(model_server)
 
 
-def test_mutant_ac_39_each_token_decoded_alone(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_ac_39_each_token_decoded_alone(own_server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ParrotDecoder, "feed", lambda decoder, token: bytes([token]).decode(errors="replace"))
     with pytest.raises(AssertionError, match="the text is not what its bytes are"):
-        check_ac_39(server)
+        check_ac_39(own_server)
 
 
 @pytest.mark.model
@@ -141,11 +142,11 @@ def test_mutant_ac_39_each_token_of_the_model_alone(model_server: ModelServer, m
         check_ac_39(model_server)
 
 
-def test_mutant_ac_39_line_separators_as_they_are(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_ac_39_line_separators_as_they_are(own_server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
     as_it_is = SimpleNamespace(dumps=partial(json.dumps, ensure_ascii=False))
     monkeypatch.setattr(replies, "json", as_it_is)
     with pytest.raises((AssertionError, json.JSONDecodeError)):
-        check_ac_39(server)
+        check_ac_39(own_server)
 
 
 # --------------------------------------------------------------------- 40: stop strings
@@ -205,7 +206,7 @@ def test_ac_40_on_the_embedded_model(model_server: ModelServer) -> None:
     check_ac_40(model_server, "Once upon a time, in a land far away,")
 
 
-def test_mutant_ac_40_nothing_is_held_back(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_ac_40_nothing_is_held_back(own_server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text is shown at once, and only remembered for the match."""
 
     def feed(matcher: StopMatcher, text: str) -> tuple[str, str | None]:
@@ -217,13 +218,13 @@ def test_mutant_ac_40_nothing_is_held_back(server: ParrotServer, monkeypatch: py
     monkeypatch.setattr(StopMatcher, "feed", feed)
     monkeypatch.setattr(StopMatcher, "flush", lambda matcher: "")
     with pytest.raises(AssertionError, match=r"stop \['efghijklm'\]"):
-        check_ac_40(server, "abcdefghijklmnopqrstuvwxyz")
+        check_ac_40(own_server, "abcdefghijklmnopqrstuvwxyz")
 
 
-def test_mutant_ac_40_what_was_held_back_is_lost(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_ac_40_what_was_held_back_is_lost(own_server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StopMatcher, "flush", lambda matcher: "")
     with pytest.raises(AssertionError, match="Ω"):
-        check_ac_40(server, "abcdefghijklmnopqrstuvwxyz")
+        check_ac_40(own_server, "abcdefghijklmnopqrstuvwxyz")
 
 
 # --------------------------------------------------------------------- 41: ends and usage
@@ -265,7 +266,7 @@ def test_ac_41_on_the_embedded_model(model_server: ModelServer) -> None:
     check_ac_41(model_server)
 
 
-def test_mutant_ac_41_empty_options_ask_for_usage(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_ac_41_empty_options_ask_for_usage(own_server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
     read = protocol.read_wishes
 
     def read_loosely(values: dict[str, Any], **fields: Any) -> Any:
@@ -273,10 +274,12 @@ def test_mutant_ac_41_empty_options_ask_for_usage(server: ParrotServer, monkeypa
 
     monkeypatch.setattr(protocol, "read_wishes", read_loosely)
     with pytest.raises(AssertionError, match=r"1 events with usage for n 1, stream_options \{\}"):
-        check_ac_41(server)
+        check_ac_41(own_server)
 
 
-def test_mutant_ac_41_a_prompt_counted_for_each_choice(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_ac_41_a_prompt_counted_for_each_choice(
+    own_server: ParrotServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage_event = replies.ReplyWriter.usage_event
 
     def count_twice(writer: replies.ReplyWriter, usage: dict[str, Any], *rest: Any) -> bytes:
@@ -284,7 +287,7 @@ def test_mutant_ac_41_a_prompt_counted_for_each_choice(server: ParrotServer, mon
 
     monkeypatch.setattr(replies.ReplyWriter, "usage_event", count_twice)
     with pytest.raises(AssertionError, match=r"stream_options \{'include_usage': True\}"):
-        check_ac_41(server)
+        check_ac_41(own_server)
 
 
 # --------------------------------------------------------------------- 42: prompts and their indices
@@ -321,7 +324,7 @@ def test_ac_42_on_the_embedded_model(model_server: ModelServer) -> None:
     check_ac_42(model_server)
 
 
-def test_mutant_ac_42_choice_by_choice(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_ac_42_choice_by_choice(own_server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
     board_open = Board.open
 
     def open_shuffled(board: Board, prompts: Any, params: Any, *args: Any, **fields: Any) -> Generation:
@@ -332,7 +335,7 @@ def test_mutant_ac_42_choice_by_choice(server: ParrotServer, monkeypatch: pytest
 
     monkeypatch.setattr(Board, "open", open_shuffled)
     with pytest.raises(AssertionError, match="choices out of order for"):
-        check_ac_42(server)
+        check_ac_42(own_server)
 
 
 # --------------------------------------------------------------------- 43: errors within a stream
@@ -471,8 +474,8 @@ def test_ac_44_on_the_embedded_model() -> None:
 
 
 def test_mutant_ac_44_nobody_watches_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def watch(reply: Reply, receive: Any) -> None:
-        await receive()
+    async def watch(reply: Reply, *args: Any) -> None:
+        await asyncio.Event().wait()
 
     monkeypatch.setattr(Reply, "_watch", watch)
     late = r"it never came true|steps after its client had left"

@@ -541,10 +541,10 @@ def test_ac_35_ids_outside_the_vocabulary_are_refused(server: ParrotServer) -> N
     check_ac_35(server)
 
 
-def test_mutant_ac_35_ids_are_not_looked_at(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_ac_35_ids_are_not_looked_at(own_server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "check_vocabulary", lambda name, ids, accepted: None)
     with pytest.raises((AssertionError, OverflowError), match="was answered with"):
-        check_ac_35(server)
+        check_ac_35(own_server)
 
 
 # --------------------------------------------------------------------- 38: the type of the numbers

@@ -193,7 +193,7 @@ def test_ac_65_too_much_is_refused_and_takes_no_memory(server: ParrotServer) -> 
 
 
 @pytest.mark.parametrize("bound", ["MAX_HEADER_BYTES", "MAX_BODY_BYTES"])
-def test_mutant_ac_65_no_bound(server: ParrotServer, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+def test_mutant_ac_65_no_bound(own_server: ParrotServer, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     monkeypatch.setattr(http, bound, 1 << 40)
     with pytest.raises((AssertionError, IndexError)):
-        check_ac_65(server)
+        check_ac_65(own_server)
