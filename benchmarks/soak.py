@@ -36,6 +36,7 @@ MODEL_OPTIONS = (
 )  # fmt: skip
 PARROT = (sys.executable, "-m", "tests.soak.parrot_process")
 WARM_UP_SHARE = 0.3
+FIRST_CROWD_S = 5.0
 MIB = 1 << 20
 
 
@@ -47,6 +48,12 @@ class Look:
     rss_bytes: int
     num_threads: int
     num_descriptors: int
+
+    def beyond(self, other: Look) -> dict[str, tuple[int, int]]:
+        """What there is more of than there was, before and now."""
+        threads, descriptors = (other.num_threads, self.num_threads), (other.num_descriptors, self.num_descriptors)
+        pairs = {"threads": threads, "descriptors": descriptors}
+        return {name: pair for name, pair in pairs.items() if pair[1] > pair[0]}
 
     @classmethod
     def at(cls, pid: int) -> Look:
@@ -87,8 +94,9 @@ class Soak:
         """The sequential run, the crowd, the sequential run again; then what is left."""
         alone = self._client(0)
         answers = [alone.ask(query) for query in self._queries]
-        before, counters = Look.at(self._server.pid), self._counters()
-        self._crowd(answers)
+        self._crowd(answers, FIRST_CROWD_S)  # until then threads are made as they are needed
+        before, counters = self._wait_until_nothing_is_left(None), self._counters()
+        self._crowd(answers, 60 * self._minutes)
         after = self._wait_until_nothing_is_left(before)
         for query, answer in zip(self._queries, answers, strict=True):
             if (given := alone.ask(query)) != answer:
@@ -100,7 +108,8 @@ class Soak:
         rng = random.Random(f"{self._seed}:{number}")
         return Client(self._server.url, list(KEYS.values()), self._tally, rng)
 
-    def _crowd(self, answers: list[Any]) -> None:
+    def _crowd(self, answers: list[Any], duration_s: float) -> None:
+        self._looks.clear()
         is_over = threading.Event()
         threads = [
             threading.Thread(target=self._client(i).run, args=(self._queries, answers, is_over))
@@ -108,7 +117,7 @@ class Soak:
         ]
         for thread in threads:
             thread.start()
-        end_s = time.monotonic() + 60 * self._minutes
+        end_s = time.monotonic() + duration_s
         while time.monotonic() < end_s:
             self._looks.append(Look.at(self._server.pid))
             time.sleep(min(1.0, max(0.0, end_s - time.monotonic())))
@@ -126,28 +135,20 @@ class Soak:
         with urllib.request.urlopen(urllib.request.Request(f"{self._server.url}/metrics", headers=headers)) as answer:
             return str(answer.read().decode())
 
-    def _wait_until_nothing_is_left(self, before: Look) -> Look:
+    def _wait_until_nothing_is_left(self, before: Look | None) -> Look:
         """Gauges at zero, descriptors and threads as before; what is not so after 30 s is a fault."""
         end_s = time.monotonic() + 30
         while True:
-            counters, look = self._counters(), Look.at(self._server.pid)
-            left = {name: counters[name] for name in ("num_requests_running", "num_requests_waiting")}
-            left["kv_cache_usage_perc"] = counters["kv_cache_usage_perc"]
-            left = {name: value for name, value in left.items() if value}
-            grown = {
-                name: (was, now)
-                for name, was, now in (
-                    ("threads", before.num_threads, look.num_threads),
-                    ("descriptors", before.num_descriptors, look.num_descriptors),
-                )
-                if now > was
-            }
+            time.sleep(0.5)
+            look, counters = Look.at(self._server.pid), self._counters()
+            gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+            left = {name: counters[name] for name in gauges if counters[name]}
+            grown = {} if before is None else look.beyond(before)
             if not left and not grown:
                 return look
             if time.monotonic() > end_s:
                 self._tally.fault(f"left over: {left}, more than before: {grown}")
                 return look
-            time.sleep(0.2)
 
     def _check_counters(self, before: dict[str, float]) -> None:
         """Nobody was told of more than was generated, and whoever came has ended."""

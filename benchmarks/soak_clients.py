@@ -115,8 +115,7 @@ class Client:
         rng = self._rng
         prompt = "a long prompt " * rng.choice([1, 1, 40])
         body = json.dumps({**LONG_BODY, "prompt": prompt, "stream": rng.random() < 0.5, "n": rng.choice([1, 1, 3])})
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {rng.choice(self._keys)}\r\n"
-        message = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+        message = self._message(body)
         with self._socket() as connection:
             if when == "sending":
                 message = message[: rng.randrange(len(message))]
@@ -144,9 +143,7 @@ class Client:
         """A stream read in small pieces with pauses, then left or read to its end; it may be cut off meanwhile."""
         with self._socket(receive_bytes=2048) as connection:
             body = json.dumps({**LONG_BODY, "stream": True})
-            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-            head += f"Authorization: Bearer {self._rng.choice(self._keys)}\r\nContent-Length: {len(body)}\r\n\r\n"
-            connection.sendall((head + body).encode())
+            connection.sendall(self._message(body))
             with contextlib.suppress(ConnectionError):
                 for _ in range(self._rng.randint(5, 60)):
                     if not connection.recv(200):
@@ -187,6 +184,12 @@ class Client:
         with contextlib.closing(self._connection()) as connection:
             connection.request("POST", path, json.dumps(body), self._headers())
             yield connection.getresponse()
+
+    def _message(self, body: str) -> bytes:
+        """A whole request, whose connection ends with the answer."""
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        head += f"Authorization: Bearer {self._rng.choice(self._keys)}\r\nContent-Length: {len(body)}\r\n\r\n"
+        return (head + body).encode()
 
     def _headers(self, key: str | None = None) -> dict[str, str]:
         return {"Authorization": f"Bearer {key or self._rng.choice(self._keys)}"}
