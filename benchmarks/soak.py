@@ -72,7 +72,7 @@ class Result:
     counts: dict[str, int]
     faults: list[str]
     num_preemptions: int
-    rss_mib: tuple[float, float, float]  # before, after the warm-up, at the end
+    rss_mib: tuple[float, ...]  # in the course of the run, and at the end
     rss_mib_per_minute: float
     num_threads: tuple[int, int]
     num_descriptors: tuple[int, int]
@@ -169,11 +169,16 @@ class Soak:
             counts=dict(sorted(self._tally.counts.items())),
             faults=self._tally.faults,
             num_preemptions=int(self._counters()["num_preemptions"]),
-            rss_mib=tuple(round(size / MIB, 1) for size in (before.rss_bytes, warm[0].rss_bytes, after.rss_bytes)),
+            rss_mib=tuple(round(look.rss_bytes / MIB, 1) for look in (*course(self._looks, 20), after)),
             rss_mib_per_minute=round(slope_per_minute(warm), 3),
             num_threads=(before.num_threads, after.num_threads),
             num_descriptors=(before.num_descriptors, after.num_descriptors),
         )
+
+
+def course(looks: list[Look], num: int) -> list[Look]:
+    """At most so many of them, evenly spread."""
+    return looks[:: -(-len(looks) // num)]
 
 
 def slope_per_minute(looks: list[Look]) -> float:
