@@ -154,8 +154,7 @@ def _cut_at(mark: str, text: str, content: str) -> str:
         )
     if after.startswith(" ") or not content.strip():
         return before
-    num_trimmed = len(content) - len(content.rstrip())
-    return before[: len(before) - num_trimmed]
+    return before.removesuffix(content[len(content.rstrip()) :])
 
 
 def _run(template: jinja2.Template, values: Mapping[str, Any]) -> str:
