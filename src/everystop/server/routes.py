@@ -213,8 +213,8 @@ def _client(scope: Scope, name: str, generation: Generation, received_ns: int) -
 
 def _writer(parsed: Parsed, fingerprint: str | None) -> ReplyWriter:
     logprobs = parsed.params.logprobs
-    marks = {"system_fingerprint": fingerprint} | ({"service_tier": "default"} if parsed.wishes.tier else {})
-    options = {"include_usage": parsed.wishes.usage, "marks": marks}
+    marks = {"system_fingerprint": fingerprint, **({"service_tier": "default"} if parsed.wishes.tier else {})}
+    options: dict[str, Any] = {"include_usage": parsed.wishes.usage, "marks": marks}
     if parsed.messages:
         return ChatWriter(parsed.model, logprobs=logprobs is not None, **options)
     return CompletionWriter(parsed.model, num_logprobs=logprobs, **options)
