@@ -15,6 +15,7 @@ from everystop.model.messages import MESSAGES_SCHEMA, PLAIN, ChatOptions, read_m
 from everystop.server import fields
 from everystop.server.errors import ModelUnknown
 from everystop.server.fields import Effect, Field, wrong
+from everystop.server.wishes import NO_WISHES, Wishes, check_sequences, read_wishes
 
 MAX_N = 128
 MAX_PROMPTS = 1024
@@ -44,24 +45,6 @@ class Accepted:
     has_targets: bool = False
     names_tenants: bool = False
     gives_metrics: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a client wants beside the text: `usage` at the end of a stream and in each chunk, how it waits, its times in
-    two dialects, the answer's tier; and how many tokens a chunk holds.
-    """
-
-    usage: bool = False
-    continuous_usage: bool = False
-    progress: bool = False
-    metrics: bool = False
-    timings: bool = False
-    tier: bool = False
-    interval: int = 1
-
-
-NO_WISHES = Wishes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +106,7 @@ def parse_completion(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
         if not isinstance(prompt, str):
             _check_vocabulary("prompt", prompt, accepted)
     num_sequences = len(prompts) * parsed.params.n
-    _check_alone(parsed.wishes, num_sequences)
+    check_sequences(parsed.wishes, num_sequences)
     if num_sequences > MAX_SEQUENCES:
         raise RequestError(
             f"{len(prompts):,} prompts × n {parsed.params.n} = {num_sequences:,} sequences; "
@@ -147,7 +130,7 @@ def parse_chat(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
     if values.get("max_tokens", max_tokens) != max_tokens:
         raise RequestError("max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
     parsed = _parse_common(values, accepted, logprobs, max_tokens)
-    _check_alone(parsed.wishes, parsed.params.n)
+    check_sequences(parsed.wishes, parsed.params.n)
     return replace(parsed, messages=values["messages"], chat=_read_chat_options(values))
 
 
@@ -185,44 +168,13 @@ def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | No
         params=params,
         model=model,
         stream=values.get("stream", False),
-        wishes=_read_wishes(values, accepted),
+        wishes=read_wishes(values, gives_metrics=accepted.gives_metrics),
         cache_salt=values.get("cache_salt", ""),
         priority=_read_priority(values, accepted),
         ttft_target_ns=_read_target("ttft_target_ms", values, accepted),
         itl_target_ns=_read_target("itl_target_ms", values, accepted),
         user=_read_user(values, accepted),
     )
-
-
-def _read_wishes(values: dict[str, Any], accepted: Accepted) -> Wishes:
-    stream, options = values.get("stream", False), values.get("stream_options", {})
-    for name in ("stream_options", "stream_interval"):
-        if name in values and not stream:
-            raise RequestError(f"{name} needs stream = true", param=name)
-    usage = options.get("include_usage", False)
-    if values.get("include_metrics") and stream and not usage:
-        raise RequestError(
-            "include_metrics needs stream_options.include_usage = true in a stream: it comes with the usage",
-            param="include_metrics",
-        )
-    return Wishes(
-        usage=usage,
-        continuous_usage=options.get("continuous_usage_stats", False),
-        progress=options.get("include_progress", False),
-        metrics=values.get("include_metrics", accepted.gives_metrics),
-        timings=values.get("timings_per_token", False),
-        tier="service_tier" in values,
-        interval=values.get("stream_interval", 1),
-    )
-
-
-def _check_alone(wishes: Wishes, num_sequences: int) -> None:
-    if wishes.timings and num_sequences > 1:
-        raise RequestError(
-            f"timings_per_token needs one prompt and n = 1, and here are {num_sequences:,} sequences with times of "
-            "their own",
-            param="timings_per_token",
-        )
 
 
 def _read_priority(values: dict[str, Any], accepted: Accepted) -> int:

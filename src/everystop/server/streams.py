@@ -16,11 +16,11 @@ from everystop.observe.request_clock import RequestClock
 from everystop.server.board import Generation
 from everystop.server.errors import ClientGone, failure_response
 from everystop.server.inquiry import progress_line
-from everystop.server.protocol import NO_WISHES, Wishes
 from everystop.server.replies import DONE, ReplyWriter, error_event, usage_object
 from everystop.server.state import ServerState
 from everystop.server.texts import Gathering, Part, Piece
 from everystop.server.times import metrics_object, timings_object
+from everystop.server.wishes import NO_WISHES, Wishes
 
 logger = logging.getLogger(__name__)
 
