@@ -295,6 +295,7 @@ PARAMETER_FIELDS: dict[str, Field] = {
     "include_stop_str_in_output": fields.boolean().described("the stop that ended the answer is shown"),
 }
 _GREEDY_OR_SAMPLED = "answers are sampled, or greedy at temperature 0"
+_UNCONSTRAINED = "answers are not held to a grammar"
 COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
     "model": fields.string(1024).described("a served name; without it the first one"),
     "max_tokens": fields.within(*RANGES["max_tokens"]).described(
@@ -331,7 +332,13 @@ COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
     "prompt_logprobs": fields.only(False, why="logprobs are given for output tokens"),
     "return_tokens_as_token_ids": fields.only(False, why="tokens are given as text and bytes"),
     "return_token_ids": fields.only(False, why="tokens are given as text and bytes"),
-    "response_format": fields.only({"type": "text"}, why="only plain text is generated"),
+    "response_format": fields.only({"type": "text"}, why=_UNCONSTRAINED),
+    "structured_outputs": fields.only(why=_UNCONSTRAINED),
+    "guided_json": fields.only(why=_UNCONSTRAINED),
+    "guided_regex": fields.only(why=_UNCONSTRAINED),
+    "guided_choice": fields.only(why=_UNCONSTRAINED),
+    "guided_grammar": fields.only(why=_UNCONSTRAINED),
+    "request_id": fields.only(why="the header x-request-id names a request"),
 }
 COMPLETION_FIELDS: dict[str, Field] = COMMON_FIELDS | {
     "prompt": Field(_read_prompt, _PROMPT_SCHEMA).described("text, token ids, or a list of either"),
@@ -368,5 +375,11 @@ CHAT_FIELDS: dict[str, Field] = COMMON_FIELDS | {
     "modalities": fields.only(["text"], why="only text is generated"),
     "verbosity": fields.only("medium", why="the model has no such control"),
     "reasoning_effort": fields.only("none", why="the model has no such control"),
+    "chat_template": fields.only(why="it is the model's, or that of `--chat-template`"),
+    "documents": fields.only(why="the template gets the messages alone"),
+    "audio": fields.only(why="only text is generated"),
+    "prediction": fields.only(why="answers are not predicted"),
+    "web_search_options": fields.only(why="nothing is looked up"),
+    "mm_processor_kwargs": fields.only(why="messages hold only text"),
     "echo": fields.only(False, why="prompts are not repeated"),
 }
