@@ -13,9 +13,9 @@ from starlette.types import Receive, Scope, Send
 from everystop.core.errors import EverystopError
 from everystop.observe.history import Client
 from everystop.server.board import Generation
-from everystop.server.errors import ClientGone, failure_response
+from everystop.server.errors import ClientGone, dialect_of, failure_response
 from everystop.server.inquiry import progress_line
-from everystop.server.replies import DONE, ReplyWriter, error_event, usage_object
+from everystop.server.replies import ReplyWriter, usage_object
 from everystop.server.state import ServerState
 from everystop.server.texts import Part, Piece
 
@@ -75,7 +75,7 @@ class Reply:
         except Exception as error:
             if self._started:
                 raise
-            await failure_response(error)(scope, receive, send)
+            await failure_response(error, dialect_of(scope))(scope, receive, send)
         self._note_end()
 
     async def _send(self, send: Send) -> None:
@@ -137,7 +137,7 @@ class StreamReply(Reply):
                 raise
             if not isinstance(error, EverystopError):
                 logger.error("unforeseen error in a stream", exc_info=error)
-            await send({"type": "http.response.body", "body": error_event(error) + DONE})
+            await send({"type": "http.response.body", "body": self._writer.failed(error)})
 
     async def _send_events(self, send: Send, events: bytes) -> None:
         if not self._started:
@@ -159,7 +159,7 @@ class StreamReply(Reply):
                 if events:
                     await self._send_events(send, b"".join(events))
                     self._note_first()
-        await send({"type": "http.response.body", "body": writer.usage_event(self._usage()) + DONE})
+        await send({"type": "http.response.body", "body": writer.ended(self._usage())})
 
     async def _parts(self, send: Send) -> Iterator[Part]:
         """The next outputs; meanwhile a client that wants to know is told every second how it waits."""

@@ -31,11 +31,53 @@ class TokenInfo(NamedTuple):
     text_offset: int
 
 
+class ShownToken(NamedTuple):
+    """A token as a client sees it; `special` ones are control tokens, which are in no generated text."""
+
+    token_id: int
+    text: str
+    logprob: float
+    special: bool
+
+
+class TextEnd(NamedTuple):
+    """How a choice ended: all of its text, why, in the word of its dialect, and how many tokens it has."""
+
+    text: str
+    reason: str
+    num_tokens: int
+
+
+class TokenText(NamedTuple):
+    """One output token, the best ones at its position, best first, and with the last token of a choice its end."""
+
+    shown: ShownToken
+    top: tuple[ShownToken, ...] = ()
+    end: TextEnd | None = None
+
+
 class Piece(NamedTuple):
-    """Text that may be shown now, and the log-probabilities of the tokens since the last piece."""
+    """Text that may be shown now, and the log-probabilities of the tokens since the last piece.
+
+    `told` is the token itself where a dialect tells each one.
+    """
 
     text: str
     tokens: tuple[TokenInfo, ...] = ()
+    told: TokenText | None = None
+
+
+class Choice(Protocol):
+    """One choice on its way: fed with the engine's outputs in order, it owns its counts and its end."""
+
+    index: int
+    num_tokens: int
+    num_cached_tokens: int
+    finish_reason: str | None
+
+    def take(self, output: StepOutput) -> Iterator[Piece]:
+        """What an output brings for the client."""
+        ...
 
 
 class Part(NamedTuple):
@@ -96,13 +138,14 @@ class ChoiceText:
         return text
 
     def _note(self, token: int, logprobs: TokenLogprobs) -> None:
-        top = tuple((self._token_bytes(other), _finite(logprob)) for other, logprob in logprobs.top)
-        self._infos.append(TokenInfo(self._token_bytes(token), _finite(logprobs.logprob), top, self._num_chars))
+        top = tuple((self._token_bytes(other), finite(logprob)) for other, logprob in logprobs.top)
+        self._infos.append(TokenInfo(self._token_bytes(token), finite(logprobs.logprob), top, self._num_chars))
 
     def _piece(self, text: str) -> Piece:
         infos, self._infos = tuple(self._infos), []
         return Piece(text, infos)
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """JSON knows no infinities: what cannot be written becomes `LOWEST_LOGPROB`."""
     return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
