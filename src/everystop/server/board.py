@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from everystop.core.errors import RequestError
@@ -29,7 +29,7 @@ class EngineLike(Protocol):
 
 
 class Texts(Protocol):
-    """What the server needs of a tokenizer to write text."""
+    """What the server needs of a tokenizer beside encoding; see `model.tokenizer.Tokenizer`."""
 
     @property
     def control_ids(self) -> frozenset[int]:
@@ -40,6 +40,14 @@ class Texts(Protocol):
 
     def text_decoder(self) -> TextDecoder:
         """A fresh incremental decoder."""
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids from the start of a text."""
+        ...
+
+    def spans(self, text: str, *, add_special: bool = True) -> list[tuple[int, int, int]]:
+        """The tokens of a text with their places in it."""
+        ...
 
 
 MakeChoice = Callable[[int, Texts, SamplingParams], Choice]
