@@ -172,7 +172,8 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         message = f"{request.scope['path'][:_MAX_PATH_CHARS]} is not served here; these paths are: {_served(request)}"
     elif error.status_code == 405:
-        message = f"{request.scope['path'][:_MAX_PATH_CHARS]} takes {headers.get('Allow', 'other methods')} only"
+        headers["Allow"] = ", ".join(sorted(headers.get("Allow", "").split(", ")))
+        message = f"{request.scope['path'][:_MAX_PATH_CHARS]} takes {headers['Allow']} only"
     if dialect_of(request.scope) is Dialect.TGI:
         return _reply(error.status_code, _tgi_object(message, error.status_code), headers)
     code = HTTPStatus(error.status_code).name.lower()

@@ -16,9 +16,9 @@ from everystop.server.errors import Dialect
 from everystop.server.operations import JSON, OPERATIONS, WHY, Operation, Tag
 
 ABOUT = """\
-An LLM inference server. Fields that are null are absent; unknown fields are refused by name. Every answer to a generation
-carries its id in the header x-request-id, which a client may set. Headers over 64 KiB get 431, requests that do not
-arrive within a minute 408, both without a body."""
+An LLM inference server. Fields that are null are absent; unknown fields are refused by name. Every answer to a
+generation carries its id in the header x-request-id, which a client may set. Headers over 64 KiB get 431, requests that
+do not arrive within a minute 408, both without a body."""
 
 
 def describe(routes: Sequence[BaseRoute], *, has_keys: bool) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _error(status: int, dialects: Sequence[Dialect]) -> dict[str, Any]:
 
 
 def _plain(schema: Any) -> Any:
-    """The schema without choices of nothing, which some readers refuse: a field that takes no value takes null alone."""
+    """The schema without choices of nothing, which some readers refuse: a field without values takes null alone."""
     if isinstance(schema, list):
         return [_plain(item) for item in schema if not (isinstance(item, Mapping) and item.get("enum") == [])]
     if isinstance(schema, Mapping):

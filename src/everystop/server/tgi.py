@@ -26,8 +26,8 @@ MAX_CLIENT_BATCH = 1
 
 @dataclass(frozen=True, slots=True)
 class TgiOptions:
-    """What shapes TGI's answer. `prompt` is put before the text ("" for nothing), `truncate` keeps so many tokens of the
-    prompt's end, `seed` is what the client sent, `is_listed` puts the answer into a list of one.
+    """What shapes TGI's answer. `prompt` is put before the text ("" for nothing), `truncate` keeps so many tokens of
+    the prompt's end, `seed` is what the client sent, `is_listed` puts the answer into a list of one.
     """
 
     details: bool

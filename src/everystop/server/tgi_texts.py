@@ -1,4 +1,4 @@
-"""The output of one choice as TGI tells it: token by token, each with its id, control tokens and stop strings included."""
+"""The output of one choice as TGI tells it: token by token, each with its id; control tokens and stop strings too."""
 
 from __future__ import annotations
 

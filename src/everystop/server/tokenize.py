@@ -1,5 +1,5 @@
-"""`/tokenize` and `/detokenize`: vLLM's shapes, and TGI's where a body has `inputs`; the ids are those that a completion
-or a chat of the same text would be answered from.
+"""`/tokenize` and `/detokenize`: vLLM's shapes, and TGI's where a body has `inputs`; the ids are those that a
+completion or a chat of the same text would be answered from.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ DETOKENIZE_FIELDS: dict[str, Field] = {
 
 
 class TokenPaths:
-    """The two endpoints; bodies count where those of generations do, and large ones are worked on by the same threads."""
+    """The two endpoints; their bodies count with those of generations, and the same threads work on large ones."""
 
     def __init__(self, state: ServerState, bodies: Bodies, workers: Executor) -> None:
         self._state = state
