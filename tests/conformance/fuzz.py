@@ -1,8 +1,8 @@
 """Throws generated requests at a server without weights, as its own OpenAPI description allows and forbids them.
 
-`python -m tests.conformance.fuzz --examples 120` prints how many cases each path got, and how they were answered. A case
-fails if the status is a 500 or not described, if the media type or the body is not what is described, if something that
-the description forbids is taken, or if no answer comes within `TIMEOUT_S`.
+`python -m tests.conformance.fuzz --examples 120` prints how many cases each path got, and how they were answered. A
+case fails if the status is a 500 or not described, if the media type or the body is not what is described, if something
+that the description forbids is taken, or if no answer comes within `TIMEOUT_S`.
 """
 
 from __future__ import annotations

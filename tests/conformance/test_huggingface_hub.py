@@ -87,9 +87,13 @@ def test_wrong_values_are_validation_errors(client: InferenceClient, stream: boo
 
 
 def test_overload_and_failure_are_their_own_errors() -> None:
-    with parrot(max_sequences=1) as server, InferenceClient(f"http://127.0.0.1:{server.port}") as client:
-        with server.held(), pytest.raises(OverloadedError):
-            client.text_generation("abc")
+    with (
+        parrot(max_sequences=1) as server,
+        InferenceClient(f"http://127.0.0.1:{server.port}") as client,
+        server.held(),
+        pytest.raises(OverloadedError),
+    ):
+        client.text_generation("abc")
     with parrot() as server, InferenceClient(f"http://127.0.0.1:{server.port}") as client:
         server.runner.spoil = lambda request_id, position: "nan" if position == 1 else None
         with pytest.raises(GenerationError):
