@@ -46,10 +46,13 @@ class CountingRunner:
 
 
 class LetterDecoder:
-    """Token 100 is "a", 101 "b", and so on."""
+    """Token 100 is "a", 101 "b", and so on; 200 is a control token."""
+
+    def __init__(self, *, skip_special_tokens: bool) -> None:
+        self._control = "" if skip_special_tokens else "<control>"
 
     def feed(self, token_id: int) -> str:
-        return chr(ord("a") + token_id - 100)
+        return self._control if token_id == 200 else chr(ord("a") + token_id - 100)
 
 
 class Client:
@@ -129,6 +132,9 @@ def test_stop_string_across_tokens_ends_the_request_in_the_step_that_completes_i
 
 def test_stop_string_that_reads_like_a_token_id_is_still_a_string() -> None:
     class DigitDecoder:
+        def __init__(self, *, skip_special_tokens: bool) -> None:
+            pass
+
         def feed(self, token_id: int) -> str:
             return str(token_id)
 

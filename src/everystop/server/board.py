@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.server.errors import ClientGone, GenerationFailed, Overloaded
-from everystop.server.texts import Choice, ChoiceText, Part, TextDecoder
+from everystop.server.texts import Choice, ChoiceText, Part, Texts
 
 
 class EngineLike(Protocol):
@@ -22,40 +22,12 @@ class EngineLike(Protocol):
 
     def submit(self, message: Submit) -> int:
         """Queue a request; returns the seed that it is drawn with. Raises EngineDead."""
-        ...
 
     def abort(self, message: Abort) -> None:
         """Forget requests; unknown ids are ignored."""
 
 
-class Texts(Protocol):
-    """What the server needs of a tokenizer beside encoding; see `model.tokenizer.Tokenizer`."""
-
-    @property
-    def control_ids(self) -> frozenset[int]:
-        """The ids of control tokens."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to a text."""
-
-    def text_decoder(self) -> TextDecoder:
-        """A fresh incremental decoder."""
-
-    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids from the start of a text."""
-        ...
-
-    def spans(self, text: str, *, add_special: bool = True) -> list[tuple[int, int, int]]:
-        """The tokens of a text with their places in it."""
-        ...
-
-
 MakeChoice = Callable[[int, Texts, SamplingParams], Choice]
-
-
-def openai_choice(index: int, texts: Texts, params: SamplingParams) -> Choice:
-    """The text of a choice as OpenAI's dialect wants it."""
-    return ChoiceText(index, texts.text_decoder(), params.stop, texts.token_bytes)
 
 
 class Generation:
@@ -143,7 +115,7 @@ class Board:
         cache_salt: str = "",
         ttft_target_ns: int | None = None,
         itl_target_ns: int | None = None,
-        make_choice: MakeChoice = openai_choice,
+        make_choice: MakeChoice = ChoiceText,
     ) -> Generation:
         """Submit every prompt with its n choices; choice k of prompt i has index i·n + k.
 

@@ -24,7 +24,7 @@ from everystop.observe.history import Client
 from everystop.observe.prometheus import render
 from everystop.server import protocol, tgi
 from everystop.server.auth import KeyGuard
-from everystop.server.board import Generation, openai_choice
+from everystop.server.board import Generation
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
 from everystop.server.http import Bodies, read_body
 from everystop.server.inquiry import Inquiry
@@ -35,6 +35,7 @@ from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
 from everystop.server.request_ids import RequestIds
 from everystop.server.state import ServerState
 from everystop.server.streams import StreamReply, WholeReply
+from everystop.server.texts import ChoiceText
 from everystop.server.tgi import TgiParsed
 from everystop.server.tgi_replies import TgiWriter
 from everystop.server.tgi_texts import TgiText
@@ -194,16 +195,14 @@ class Endpoints:
             cache_salt=parsed.cache_salt,
             ttft_target_ns=parsed.ttft_target_ns,
             itl_target_ns=parsed.itl_target_ns,
-            make_choice=TgiText if isinstance(parsed, TgiParsed) else openai_choice,
+            make_choice=TgiText if isinstance(parsed, TgiParsed) else ChoiceText,
         )
-        writer = _writer(parsed, generation)
+        writer = _writer(parsed, generation, model.fingerprint)
         request.scope["answer_name"] = writer.id
         client = _client(request.scope, writer.id, generation, request.scope.get("received_ns", read_ns))
         self._state.came(client)
-        if parsed.stream:
-            progress = parsed.include_progress
-            return StreamReply(self._state, generation, client, writer, params.n, tells_progress=progress)
-        return WholeReply(self._state, generation, client, writer, params.n)
+        reply = StreamReply if parsed.stream else WholeReply
+        return reply(self._state, generation, client, writer, params.n, parsed.wishes)
 
     async def explain(self, request: Request) -> Response:
         """Why a request takes, or took, as long as it does."""
@@ -253,14 +252,16 @@ def _client(scope: Scope, name: str, generation: Generation, received_ns: int) -
     )
 
 
-def _writer(parsed: Parsed, generation: Generation) -> ReplyWriter:
+def _writer(parsed: Parsed, generation: Generation, fingerprint: str | None) -> ReplyWriter:
     if isinstance(parsed, TgiParsed):
         num_prompt_tokens = generation.num_prompt_tokens
         return TgiWriter(parsed.model, parsed.tgi, num_prompt_tokens=num_prompt_tokens, seed=generation.seed)
-    logprobs, include_usage = parsed.params.logprobs, parsed.include_usage
+    logprobs = parsed.params.logprobs
+    marks = {"system_fingerprint": fingerprint} | ({"service_tier": "default"} if parsed.wishes.tier else {})
+    options = {"include_usage": parsed.wishes.usage, "marks": marks}
     if parsed.messages:
-        return ChatWriter(parsed.model, include_usage=include_usage, logprobs=logprobs is not None)
-    return CompletionWriter(parsed.model, include_usage=include_usage, num_logprobs=logprobs)
+        return ChatWriter(parsed.model, logprobs=logprobs is not None, **options)
+    return CompletionWriter(parsed.model, num_logprobs=logprobs, **options)
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -141,6 +141,7 @@ def _params(asked: Mapping[str, Any], options: TgiOptions, *, streams: bool) -> 
         temperature=asked.get("temperature", 1.0) if options.samples else 0.0,
         seed=None if options.seed is None else options.seed % 2**63,
         n=best_of,
+        include_stop_str_in_output=True,
         logprobs=options.num_top if tells_tokens else (0 if best_of > 1 else None),
         **{name: asked[name] for name in same if name in asked},
     )

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from everystop.core.plan import TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import StepOutput
-from everystop.server.board import Texts
-from everystop.server.texts import Piece, ShownToken, TextEnd, TokenText, finite
+from everystop.server.texts import Piece, ShownToken, TextEnd, Texts, TokenText, finite
 
 
 class TgiText:
@@ -17,7 +16,7 @@ class TgiText:
     Text behind the stop string that ends a choice is dropped, from its last token too.
     """
 
-    def __init__(self, index: int, texts: Texts, _params: SamplingParams) -> None:
+    def __init__(self, index: int, texts: Texts, params: SamplingParams) -> None:
         self.index = index
         self.num_tokens = 0
         self.num_cached_tokens = 0
@@ -25,16 +24,17 @@ class TgiText:
         self._decoder = texts.text_decoder()
         self._token_bytes = texts.token_bytes
         self._control_ids = texts.control_ids
+        self._stop_ids = frozenset(params.stop_token_ids)  # of control tokens that are stop strings
         self._shown: list[str] = []
 
     def take(self, output: StepOutput) -> Iterator[Piece]:
         """One piece for each token of one output; the last one carries the end."""
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
-        ids, reason = output.token_ids, _reason(output)
+        ids, reason = output.token_ids, self._reason(output)
         for i, token in enumerate(ids):
             self.num_tokens += 1
             is_last = reason is not None and i == len(ids) - 1
-            ends_text = is_last and reason == "eos_token"
+            ends_text = is_last and output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
             text = "" if ends_text else self._decoder.feed(token)
             if is_last:
                 text = self._last_text(text, output)
@@ -58,6 +58,13 @@ class TgiText:
         start = (before + text).find(stop)
         return text if start < 0 else text[: start + len(stop) - len(before)]
 
+    def _reason(self, output: StepOutput) -> str | None:
+        """TGI's word for why a choice has ended; None while it goes on."""
+        if output.finish_reason != "stop":
+            return output.finish_reason
+        stop = output.stop_reason
+        return "stop_sequence" if isinstance(stop, str) or stop in self._stop_ids else "eos_token"
+
     def _top(self, logprobs: TokenLogprobs | None) -> tuple[ShownToken, ...]:
         if logprobs is None or not logprobs.top:
             return ()
@@ -68,10 +75,3 @@ class TgiText:
 
     def _written(self, token: int) -> str:
         return self._token_bytes(token).decode(errors="replace")
-
-
-def _reason(output: StepOutput) -> str | None:
-    """TGI's word for why a choice has ended; None while it goes on."""
-    if output.finish_reason == "stop":
-        return "stop_sequence" if isinstance(output.stop_reason, str) else "eos_token"
-    return output.finish_reason
