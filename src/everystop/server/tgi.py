@@ -61,7 +61,7 @@ def _positive(high: float) -> Field:
 
 _OUTPUT_ALONE = "log-probabilities are given for output tokens"
 GENERATE_PARAMETERS: dict[str, Field] = {
-    "max_new_tokens": fields.within(*RANGES["max_tokens"]).described(f"{DEFAULT_NEW_TOKENS} where it is absent"),
+    "max_new_tokens": fields.within(1, RANGES["max_tokens"][1]).described(f"{DEFAULT_NEW_TOKENS} where it is absent"),
     "do_sample": fields.boolean().described("greedy without it, unless another field asks for sampling"),
     "temperature": _positive(RANGES["temperature"][1]).described("samples, unless it is 1"),
     "top_k": fields.within(1, RANGES["top_k"][1]).described("samples"),
@@ -72,7 +72,7 @@ GENERATE_PARAMETERS: dict[str, Field] = {
     "seed": fields.integer(0, 2**64 - 1),
     "best_of": fields.integer(1, MAX_BEST_OF).described("the likeliest of so many; needs sampling, no seed, no stream"),
     "stop": fields.stop_strings(MAX_STOPS, MAX_STOP_CHARS).described("part of the text that it ends"),
-    "truncate": fields.within(*RANGES["max_tokens"]).described("keeps the last tokens of the prompt"),
+    "truncate": fields.within(1, RANGES["max_tokens"][1]).described("keeps the last tokens of the prompt"),
     "return_full_text": fields.boolean().described("the prompt before the text; on / true where it is absent"),
     "details": fields.boolean(),
     "top_n_tokens": fields.within(*RANGES["logprobs"]).described("the likeliest tokens at each position"),
