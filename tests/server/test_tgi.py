@@ -8,13 +8,18 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.server.parrot import CONTROL, EOS, ParrotDecoder, ParrotServer, parrot
+from tests.server.schemas import JSON, is_valid, near
+from tests.server.test_fields import takes
 from tests.server.test_tenants import submitted
 
 from everystop.core.plan import TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import StepOutput
 from everystop.server.texts import TokenText
+from everystop.server.tgi import GENERATE_PARAMETERS
 from everystop.server.tgi_texts import TgiText
 
 
@@ -72,6 +77,7 @@ def test_details_tell_every_token_and_why_it_ended(server: ParrotServer) -> None
         ({"max_new_tokens": 2}, "ab", "length"),
         ({"stop": ["cd"]}, "abcd", "stop_sequence"),
         ({"stop": ["f", "bc"]}, "abc", "stop_sequence"),
+        ({"stop": ["<end>"]}, "abcdef", "stop_sequence"),
         ({}, "abcdef", "eos_token"),
     ],
 )
@@ -215,6 +221,15 @@ def test_best_of_gives_the_likeliest_and_the_others_beside_it(monkeypatch: pytes
 
 
 # What is refused, and how.
+
+
+@pytest.mark.parametrize("name", GENERATE_PARAMETERS)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_reader_and_schema_agree(name: str, data: st.DataObject) -> None:
+    row = GENERATE_PARAMETERS[name]
+    value = data.draw(st.one_of(near(row.schema), JSON).filter(lambda value: value is not None))
+    assert takes(row, value) == is_valid(row.schema, value), value
 
 
 @pytest.mark.parametrize(
