@@ -87,7 +87,8 @@ def _operation(method: str, path: str, operation: Operation, *, has_keys: bool) 
 
 
 def _name(method: str, path: str) -> str:
-    words = re.findall(r"\w+", path)
+    """Such as get_v1_models_name; a path that ends with a slash has a name of its own."""
+    words = re.findall(r"\w+", path + "root" if path.endswith("/") else path)
     return "_".join([method.lower(), *words])
 
 
