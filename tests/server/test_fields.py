@@ -49,6 +49,7 @@ def test_reader_and_schema_agree(name: str, row: Field, data: st.DataObject) -> 
         (fields.string(3), ["", "abc"], ["abcd", 1]),
         (fields.boolean(), [True, False], [0, 1, "true"]),
         (fields.only(1, [], why="…"), [1, 1.0, []], [True, 2, [1], {}]),
+        (fields.only(why="…"), [], [True, 2, "", [], {}]),
         (fields.token_ids(2), [[], [1, 2]], [[1, 2, 3], [1.0], [True], 1]),
         (fields.stop_strings(2, 3), ["a", ["a", "abc"], []], ["", [""], "abcd", ["a"] * 3, 1]),
         (fields.logit_bias(2, 5.0), [{}, {"0": 5, "12": -5.0}], [{"a": 1}, {"1": 6}, {"1\n": 1}, {"1": None}, []]),

@@ -15,6 +15,7 @@ from everystop.model.messages import MESSAGES_SCHEMA, PLAIN, ChatOptions, read_m
 from everystop.server import fields
 from everystop.server.errors import ModelUnknown
 from everystop.server.fields import Effect, Field, wrong
+from everystop.server.wishes import NO_WISHES, Wishes, check_sequences, read_wishes
 
 MAX_N = 128
 MAX_PROMPTS = 1024
@@ -44,24 +45,6 @@ class Accepted:
     has_targets: bool = False
     names_tenants: bool = False
     gives_metrics: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a client wants beside the text: `usage` at the end of a stream and in each chunk, how it waits, its times in
-    two dialects, the answer's tier; and how many tokens a chunk holds.
-    """
-
-    usage: bool = False
-    continuous_usage: bool = False
-    progress: bool = False
-    metrics: bool = False
-    timings: bool = False
-    tier: bool = False
-    interval: int = 1
-
-
-NO_WISHES = Wishes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +106,7 @@ def parse_completion(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
         if not isinstance(prompt, str):
             check_vocabulary("prompt", prompt, accepted)
     num_sequences = len(prompts) * parsed.params.n
-    _check_alone(parsed.wishes, num_sequences)
+    check_sequences(parsed.wishes, num_sequences)
     if num_sequences > MAX_SEQUENCES:
         raise RequestError(
             f"{len(prompts):,} prompts × n {parsed.params.n} = {num_sequences:,} sequences; "
@@ -147,7 +130,7 @@ def parse_chat(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
     if values.get("max_tokens", max_tokens) != max_tokens:
         raise RequestError("max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
     parsed = _parse_common(values, accepted, logprobs, max_tokens)
-    _check_alone(parsed.wishes, parsed.params.n)
+    check_sequences(parsed.wishes, parsed.params.n)
     return replace(parsed, messages=values["messages"], chat=_read_chat_options(values))
 
 
@@ -183,7 +166,7 @@ def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | No
         params=params,
         model=model,
         stream=values.get("stream", False),
-        wishes=_read_wishes(values, accepted),
+        wishes=read_wishes(values, gives_metrics=accepted.gives_metrics),
         cache_salt=values.get("cache_salt", ""),
         priority=_read_priority(values, accepted),
         ttft_target_ns=_read_target("ttft_target_ms", values, accepted),
@@ -199,37 +182,6 @@ def check_model(model: str | None, accepted: Accepted) -> str:
     if model not in accepted.model_names:
         raise ModelUnknown(f"the model {model!r} is not served here; {accepted.model_names[0]!r} is", param="model")
     return model
-
-
-def _read_wishes(values: dict[str, Any], accepted: Accepted) -> Wishes:
-    stream, options = values.get("stream", False), values.get("stream_options", {})
-    for name in ("stream_options", "stream_interval"):
-        if name in values and not stream:
-            raise RequestError(f"{name} needs stream = true", param=name)
-    usage = options.get("include_usage", False)
-    if values.get("include_metrics") and stream and not usage:
-        raise RequestError(
-            "include_metrics needs stream_options.include_usage = true in a stream: it comes with the usage",
-            param="include_metrics",
-        )
-    return Wishes(
-        usage=usage,
-        continuous_usage=options.get("continuous_usage_stats", False),
-        progress=options.get("include_progress", False),
-        metrics=values.get("include_metrics", accepted.gives_metrics),
-        timings=values.get("timings_per_token", False),
-        tier="service_tier" in values,
-        interval=values.get("stream_interval", 1),
-    )
-
-
-def _check_alone(wishes: Wishes, num_sequences: int) -> None:
-    if wishes.timings and num_sequences > 1:
-        raise RequestError(
-            f"timings_per_token needs one prompt and n = 1, and here are {num_sequences:,} sequences with times of "
-            "their own",
-            param="timings_per_token",
-        )
 
 
 def _read_priority(values: dict[str, Any], accepted: Accepted) -> int:
@@ -351,6 +303,7 @@ PARAMETER_FIELDS: dict[str, Field] = {
     "include_stop_str_in_output": fields.boolean().described("the stop that ended the answer is shown"),
 }
 _GREEDY_OR_SAMPLED = "answers are sampled, or greedy at temperature 0"
+_UNCONSTRAINED = "answers are not held to a grammar"
 COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
     "model": fields.string(1024).described("a served name; without it the first one"),
     "max_tokens": fields.within(*RANGES["max_tokens"]).described(
@@ -387,7 +340,13 @@ COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
     "prompt_logprobs": fields.only(False, why="logprobs are given for output tokens"),
     "return_tokens_as_token_ids": fields.only(False, why="tokens are given as text and bytes"),
     "return_token_ids": fields.only(False, why="tokens are given as text and bytes"),
-    "response_format": fields.only({"type": "text"}, why="only plain text is generated"),
+    "response_format": fields.only({"type": "text"}, why=_UNCONSTRAINED),
+    "structured_outputs": fields.only(why=_UNCONSTRAINED),
+    "guided_json": fields.only(why=_UNCONSTRAINED),
+    "guided_regex": fields.only(why=_UNCONSTRAINED),
+    "guided_choice": fields.only(why=_UNCONSTRAINED),
+    "guided_grammar": fields.only(why=_UNCONSTRAINED),
+    "request_id": fields.only(why="the header x-request-id names a request"),
 }
 COMPLETION_FIELDS: dict[str, Field] = COMMON_FIELDS | {
     "prompt": Field(_read_prompt, _PROMPT_SCHEMA).described("text, token ids, or a list of either"),
@@ -424,5 +383,11 @@ CHAT_FIELDS: dict[str, Field] = COMMON_FIELDS | {
     "modalities": fields.only(["text"], why="only text is generated"),
     "verbosity": fields.only("medium", why="the model has no such control"),
     "reasoning_effort": fields.only("none", why="the model has no such control"),
+    "chat_template": fields.only(why="it is the model's, or that of `--chat-template`"),
+    "documents": fields.only(why="the template gets the messages alone"),
+    "audio": fields.only(why="only text is generated"),
+    "prediction": fields.only(why="answers are not predicted"),
+    "web_search_options": fields.only(why="nothing is looked up"),
+    "mm_processor_kwargs": fields.only(why="messages hold only text"),
     "echo": fields.only(False, why="prompts are not repeated"),
 }
