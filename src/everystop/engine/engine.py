@@ -212,17 +212,23 @@ class Engine:
             events.append(self._scheduler.block_event(time.monotonic_ns()))
 
     def _check_some_token_may_begin(self, request: Request, now_ns: int) -> None:
-        """Raise RequestError, and record it, where `min_tokens` masks every token that the request allows."""
+        """Raise RequestError, and record it, where every token that the request allows is masked at the beginning."""
         params = request.params
         allowed = params.allowed_token_ids
-        if params.min_tokens > 0 and allowed and request.stop_ids.issuperset(allowed):
-            error = RequestError(
-                f"min_tokens is {params.min_tokens}, but allowed_token_ids names only tokens that end the answer, and "
-                "none of them may be the first; allow another token, or set min_tokens to 0",
-                param="min_tokens",
-            )
-            self._scheduler.note_refusal(request, error, now_ns)
-            raise error
+        if not allowed or not (params.min_tokens or params.bad_word_ids):
+            return
+        ends = request.stop_ids if params.min_tokens > 0 else frozenset[int]()
+        bad = {ids[0] for ids in params.bad_word_ids if len(ids) == 1}
+        if not (ends | bad).issuperset(allowed):
+            return
+        names = [name for name, masks in (("min_tokens", ends), ("bad_words", bad)) if not masks.isdisjoint(allowed)]
+        error = RequestError(
+            f"{' and '.join(names)} let none of the tokens in allowed_token_ids be the first; allow another token, or "
+            f"leave out {' or '.join(names)}",
+            param=names[0],
+        )
+        self._scheduler.note_refusal(request, error, now_ns)
+        raise error
 
     def _find_stops(self, plan: StepPlan, result: StepResult) -> None:
         """Tell the scheduler which requests end with this step's token because of a stop string."""
@@ -271,10 +277,14 @@ def _refusal(request_id: int, error: RequestError) -> StepOutput:
 
 
 def _outputs(turn: Turn) -> list[StepOutput]:
-    """One output for each request that got a token or ended in this turn."""
+    """One output for each request that got a token or ended in this turn, and one before for each whose prompt was
+    scored.
+    """
     finished = {event.request_id: event for event in turn.events if isinstance(event, FinishEvent)}
     logprobs = turn.result.logprobs if turn.result is not None else {}
     outputs = []
+    if turn.result is not None and turn.result.prompt_logprobs:
+        outputs += [StepOutput(i, (), prompt_logprobs=tuple(e)) for i, e in turn.result.prompt_logprobs.items()]
     for event in turn.events:
         if isinstance(event, StepEvent):
             for request_id, tokens in zip(event.plan.rows.request_ids, event.tokens, strict=True):
