@@ -276,3 +276,16 @@ def test_engine_that_waits_for_a_batch_to_fill_counts_as_idle() -> None:
             time.sleep(0.001)
         assert client.engine._scheduler.num_waiting == 1
         assert client.engine.is_idle
+
+
+@pytest.mark.parametrize(("skips", "num_tokens"), [(False, 4), (True, 6)])
+def test_a_stop_string_is_looked_for_in_the_text_that_is_shown(skips: bool, num_tokens: int) -> None:
+    """Token 200 stands at place 3, and its text in what is shown if it is asked for."""
+
+    def write_control(plan: StepPlan, result: StepResult) -> None:
+        result.rows = [(200,) if tokens == (103,) else tokens for tokens in result.rows]
+
+    with running_engine(CountingRunner(write_control)) as client:
+        request_id = client.submit(stop=("c<con",), max_tokens=6, skip_special_tokens=skips)
+        outputs = client.collect(1)[request_id]
+    assert len(tokens_of(outputs)) == num_tokens

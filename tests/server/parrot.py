@@ -140,6 +140,7 @@ class ParrotServer:
         self._tenant_names = tuple(tenants.by_name) if tenants is not None else ()
         self._has_priorities = options.pop("has_priorities", False)
         self._has_targets = options.pop("has_targets", False)
+        self._gives_metrics = options.pop("gives_metrics", False)
         self._names_tenants = tenants is not None and tenants.user
         self.load_gate = threading.Event()
         self.before_long_encode: Callable[[], None] = lambda: None
@@ -168,6 +169,7 @@ class ParrotServer:
                 has_priorities=self._has_priorities,
                 has_targets=self._has_targets,
                 names_tenants=self._names_tenants,
+                gives_metrics=self._gives_metrics,
             ),
             encode=self._encode,
             encode_chat=encode_chat,

@@ -125,7 +125,9 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         text = _run(self._template, values)
-        return RenderedPrompt(text=_cut_at(mark, text) if continue_final_message else text, guard=guard)
+        if continue_final_message:
+            text = _cut_at(mark, text, plain[-1]["content"])
+        return RenderedPrompt(text=text, guard=guard)
 
 
 def _check_continuable(message: Mapping[str, Any], index: int) -> None:
@@ -137,9 +139,10 @@ def _check_continuable(message: Mapping[str, Any], index: int) -> None:
         )
 
 
-def _cut_at(mark: str, text: str) -> str:
-    """The text before the mark, which stood behind the last content with a blank after it; where the template has
-    trimmed that blank, it would have trimmed the blanks before the mark too.
+def _cut_at(mark: str, text: str, content: str) -> str:
+    """The text before the mark, which stood behind the last content with a blank after it.
+
+    Where the template has trimmed that blank, it would have trimmed those at the end of the content too.
     """
     before, found, after = text.rpartition(mark)
     if not found:
@@ -149,7 +152,9 @@ def _cut_at(mark: str, text: str) -> str:
             param="continue_final_message",
             code="chat_template_error",
         )
-    return before if after.startswith(" ") else before.rstrip()
+    if after.startswith(" ") or not content.strip():
+        return before
+    return before.removesuffix(content[len(content.rstrip()) :])
 
 
 def _run(template: jinja2.Template, values: Mapping[str, Any]) -> str:

@@ -53,8 +53,8 @@ MESSAGES_SCHEMA: dict[str, Any] = {  # what `read_messages` takes
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How messages become a prompt: whether it opens the assistant's turn, or leaves the last message open, and what else
-    a template may look at. `add_special_tokens` puts around it what a raw prompt gets, begin-of-text once.
+    """How messages become a prompt: whether it opens the assistant's turn, or leaves the last message open, and what
+    else a template may look at. `add_special_tokens` puts around it what a raw prompt gets, begin-of-text once.
     """
 
     add_generation_prompt: bool = True
