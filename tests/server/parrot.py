@@ -14,7 +14,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -57,7 +57,9 @@ class ParrotDecoder:
 
 
 class ParrotTexts:
-    """What the board needs of a tokenizer."""
+    """What the server needs of a tokenizer."""
+
+    control_ids = frozenset({EOS, CONTROL})
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else CONTROL_TEXTS[token_id]
@@ -68,6 +70,13 @@ class ParrotTexts:
     def with_control_stops(self, params: SamplingParams) -> SamplingParams:
         ids = tuple(i for i, text in CONTROL_TEXTS.items() if text.decode() in params.stop)
         return replace(params, stop_token_ids=(*params.stop_token_ids, *ids))
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        shown = [i for i in ids if not (skip_special_tokens and i in self.control_ids)]
+        return b"".join(map(self.token_bytes, shown)).decode(errors="replace")
+
+    def spans(self, text: str, *, add_special: bool = True) -> list[tuple[int, int, int]]:
+        return [(byte, i, i + 1) for i, character in enumerate(text) for byte in character.encode()]
 
 
 class ParrotRunner:

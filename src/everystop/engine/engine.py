@@ -102,15 +102,17 @@ class Engine:
         first, self._next_id = self._next_id, self._next_id + num
         return first
 
-    def submit(self, message: Submit) -> None:
-        """Queue a request; its outputs follow by `on_outputs`. Raises EngineDead."""
+    def submit(self, message: Submit) -> int:
+        """Queue a request; its outputs follow by `on_outputs`. Returns its seed. Raises EngineDead."""
         if self.error is not None or self._stopping:
             raise EngineDead("the engine has stopped; restart the server" + (f" ({self.error})" if self.error else ""))
-        params = message.params
-        if params.seed is None:
-            message = message._replace(params=replace(params, seed=self._seed_for(message.first_request_id)))
+        params, seed = message.params, message.params.seed
+        if seed is None:
+            seed = self._seed_for(message.first_request_id)
+            message = message._replace(params=replace(params, seed=seed))
         self._inbox.append(message)
         self._wake.set()
+        return seed
 
     def abort(self, message: Abort) -> None:
         """Queue the end of requests whose client has gone."""

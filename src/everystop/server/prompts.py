@@ -12,6 +12,7 @@ from everystop.server import protocol
 from everystop.server.protocol import Accepted, Parsed
 from everystop.server.state import ServedModel
 
+PREPARE_WORKERS = 2  # threads for bodies that are too large for the event loop
 MAX_TOKEN_BYTES = 256  # no token of any vocabulary stands for more characters
 
 Parse = Callable[[dict[str, Any], Accepted], Parsed]
@@ -25,23 +26,27 @@ class Prepared(NamedTuple):
     params: SamplingParams
 
 
+Prepare = Callable[[ServedModel, Parse, bytes], Prepared]
+
+
 def prepare(model: ServedModel, parse: Parse, body: bytes) -> Prepared:
     """Read a body with `parse` and encode its prompts; raises RequestError."""
     parsed = parse(protocol.parse_json(body), model.accepted)
-    prompts = _encode(model, parsed)
+    prompts = encode(model, parsed)
     if not all(prompts):
         raise RequestError("the prompt has no tokens; send at least one", param="prompt", code="empty_prompt")
     params = model.texts.with_control_stops(parsed.params)
     return Prepared(parsed, prompts, _with_default_length(params, prompts, model.accepted))
 
 
-def _encode(model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
+def encode(model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
+    """The token ids of each prompt, or of the conversation; raises RequestError."""
     limit = model.accepted.max_model_len
     if parsed.messages:
-        _check_length("messages", sum(len(message["content"]) for message in parsed.messages), limit)
+        check_length("messages", sum(len(message["content"]) for message in parsed.messages), limit)
         return [tuple(model.encode_chat(parsed.messages, parsed.chat))]
     for prompt in parsed.prompts:
-        _check_length("prompt", len(prompt), limit)
+        check_length("prompt", len(prompt), limit)
     add_special = parsed.add_special_tokens
     return [
         tuple(model.encode(prompt, add_special=add_special)) if isinstance(prompt, str) else prompt
@@ -49,7 +54,7 @@ def _encode(model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
     ]
 
 
-def _check_length(name: str, length: int, limit_tokens: int) -> None:
+def check_length(name: str, length: int, limit_tokens: int) -> None:
     """Refuse what cannot fit however it is cut into tokens, before time goes into cutting it."""
     if length > limit_tokens * MAX_TOKEN_BYTES:
         raise RequestError(

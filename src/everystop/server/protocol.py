@@ -121,7 +121,7 @@ def parse_completion(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
     prompts = values["prompt"]
     for prompt in prompts:
         if not isinstance(prompt, str):
-            _check_vocabulary("prompt", prompt, accepted)
+            check_vocabulary("prompt", prompt, accepted)
     num_sequences = len(prompts) * parsed.params.n
     _check_alone(parsed.wishes, num_sequences)
     if num_sequences > MAX_SEQUENCES:
@@ -169,9 +169,7 @@ def _read_chat_options(values: dict[str, Any]) -> ChatOptions:
 
 
 def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | None, max_tokens: int | None) -> Parsed:
-    model = values.get("model", accepted.model_names[0])
-    if model not in accepted.model_names:
-        raise ModelUnknown(f"the model {model!r} is not served here; {accepted.model_names[0]!r} is", param="model")
+    model = check_model(values.get("model"), accepted)
     chosen = {name: values[name] for name in PARAMETER_FIELDS if name in values}
     params = replace(accepted.defaults, **chosen, max_tokens=max_tokens, logprobs=logprobs)
     _check_parameters(params, accepted)
@@ -192,6 +190,15 @@ def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | No
         itl_target_ns=_read_target("itl_target_ms", values, accepted),
         user=_read_user(values, accepted),
     )
+
+
+def check_model(model: str | None, accepted: Accepted) -> str:
+    """The served name that is meant; raises ModelUnknown."""
+    if model is None:
+        return accepted.model_names[0]
+    if model not in accepted.model_names:
+        raise ModelUnknown(f"the model {model!r} is not served here; {accepted.model_names[0]!r} is", param="model")
+    return model
 
 
 def _read_wishes(values: dict[str, Any], accepted: Accepted) -> Wishes:
@@ -252,14 +259,15 @@ def _check_parameters(params: SamplingParams, accepted: Accepted) -> None:
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         message = f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}"
         raise RequestError(message, param="min_tokens")
-    _check_vocabulary("logit_bias", [token for token, _ in params.logit_bias], accepted)
-    _check_vocabulary("stop_token_ids", params.stop_token_ids, accepted)
-    _check_vocabulary("allowed_token_ids", params.allowed_token_ids or (), accepted)
+    check_vocabulary("logit_bias", [token for token, _ in params.logit_bias], accepted)
+    check_vocabulary("stop_token_ids", params.stop_token_ids, accepted)
+    check_vocabulary("allowed_token_ids", params.allowed_token_ids or (), accepted)
     if params.allowed_token_ids == ():
         raise RequestError("allowed_token_ids is empty: no token could be chosen", param="allowed_token_ids")
 
 
-def _check_vocabulary(name: str, ids: tuple[int, ...] | list[int], accepted: Accepted) -> None:
+def check_vocabulary(name: str, ids: tuple[int, ...] | list[int], accepted: Accepted) -> None:
+    """Raise RequestError for an id that no token has."""
     if ids and not (min(ids) >= 0 and max(ids) < accepted.vocab_size):
         bad = next(token for token in ids if not 0 <= token < accepted.vocab_size)
         raise RequestError(

@@ -41,11 +41,6 @@ def usage_object(
     return usage
 
 
-def error_event(error: Exception) -> bytes:
-    """The event that ends a stream which has begun; the caller sends DONE after it."""
-    return f"data: {json.dumps(error_object(error))}\n\n".encode()
-
-
 class ReplyWriter:
     """One reply's id, time and model; subclasses know the shapes of chat and of completions.
 
@@ -100,6 +95,14 @@ class ReplyWriter:
             return b""
         self.attach({**self._beside, "usage": usage})
         return (self._head + self._tail).encode()
+
+    def ended(self, usage: dict[str, Any]) -> bytes:
+        """What closes a stream after all its choices."""
+        return self.usage_event(usage) + DONE
+
+    def failed(self, error: Exception) -> bytes:
+        """What closes a stream that an error has ended."""
+        return f"data: {json.dumps(error_object(error))}\n\n".encode() + DONE
 
     def whole(self, texts: Sequence[list[Piece]], reasons: Sequence[str], usage: dict[str, Any]) -> bytes:
         """The body of a reply that is not streamed."""

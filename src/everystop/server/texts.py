@@ -24,7 +24,11 @@ class TextDecoder(Protocol):
 
 
 class Texts(Protocol):
-    """What text needs of a tokenizer."""
+    """What the server needs of a tokenizer beside encoding; see `model.tokenizer.Tokenizer`."""
+
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """The ids of control tokens."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to a text."""
@@ -34,6 +38,12 @@ class Texts(Protocol):
 
     def with_control_stops(self, params: SamplingParams) -> SamplingParams:
         """The same, but ending at a control token whose text is a stop string."""
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids from the start of a text."""
+
+    def spans(self, text: str, *, add_special: bool = True) -> list[tuple[int, int, int]]:
+        """The tokens of a text with their places in it."""
 
 
 class TokenInfo(NamedTuple):
@@ -45,11 +55,52 @@ class TokenInfo(NamedTuple):
     text_offset: int
 
 
+class ShownToken(NamedTuple):
+    """A token as a client sees it; `special` ones are control tokens, which are in no generated text."""
+
+    token_id: int
+    text: str
+    logprob: float
+    special: bool
+
+
+class TextEnd(NamedTuple):
+    """How a choice ended: all of its text, why, in the word of its dialect, and how many tokens it has."""
+
+    text: str
+    reason: str
+    num_tokens: int
+
+
+class TokenText(NamedTuple):
+    """One output token, the best ones at its position, best first, and with the last token of a choice its end."""
+
+    shown: ShownToken
+    top: tuple[ShownToken, ...] = ()
+    end: TextEnd | None = None
+
+
 class Piece(NamedTuple):
-    """Text that may be shown now, and the log-probabilities of the tokens since the last piece."""
+    """Text that may be shown now, and the log-probabilities of the tokens since the last piece.
+
+    `told` is the token itself where a dialect tells each one.
+    """
 
     text: str
     tokens: tuple[TokenInfo, ...] = ()
+    told: TokenText | None = None
+
+
+class Choice(Protocol):
+    """One choice on its way: fed with the engine's outputs in order, it owns its counts and its end."""
+
+    index: int
+    num_tokens: int
+    num_cached_tokens: int
+    finish_reason: str | None
+
+    def take(self, output: StepOutput) -> Iterator[Piece]:
+        """What an output brings for the client."""
 
 
 class Part(NamedTuple):
@@ -109,8 +160,8 @@ class ChoiceText:
         return text
 
     def _note(self, token: int, logprobs: TokenLogprobs) -> None:
-        top = tuple((self._token_bytes(other), _finite(logprob)) for other, logprob in logprobs.top)
-        self._infos.append(TokenInfo(self._token_bytes(token), _finite(logprobs.logprob), top, self._num_chars))
+        top = tuple((self._token_bytes(other), finite(logprob)) for other, logprob in logprobs.top)
+        self._infos.append(TokenInfo(self._token_bytes(token), finite(logprobs.logprob), top, self._num_chars))
 
     def _piece(self, text: str) -> Piece:
         infos, self._infos = tuple(self._infos), []
@@ -120,7 +171,7 @@ class ChoiceText:
 class Gathering:
     """Gathers the pieces of each choice, so that each holds the text of `interval` tokens; the first comes at once."""
 
-    def __init__(self, choices: Sequence[ChoiceText], interval: int) -> None:
+    def __init__(self, choices: Sequence[Choice], interval: int) -> None:
         self._choices = choices
         self._interval = interval
         self._held: dict[int, list[Piece]] = {choice.index: [] for choice in choices}
@@ -148,5 +199,6 @@ class Gathering:
         return Part(index, Piece("".join(piece.text for piece in pieces), infos))
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """JSON knows no infinities: what cannot be written becomes `LOWEST_LOGPROB`."""
     return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
