@@ -76,9 +76,10 @@ class StepPlan:
     """One step, as a delta to what the runner knows.
 
     Order of execution: drop `released` and `preempted`, take `admitted`, apply `new_blocks`, do the block `copies`
-    (source, destination), then the forward pass over `rows`, with `prompt_logits` in the order of the rows. The last `num_padded_rows` rows are computed and thrown
-    away (static-padded only). A plan without rows carries bookkeeping, or a `wake_at_ns` before which nothing can be
-    done; in a plan with rows it tells only that somebody waits for that time. Any `Row`s in their order do for `rows`.
+    (source, destination), then the forward pass over `rows`; `prompt_logits` are in the order of their rows. The last
+    `num_padded_rows` rows are computed and thrown away (static-padded only). A plan without rows carries bookkeeping,
+    or a `wake_at_ns` before which nothing can be done; in a plan with rows it tells only that somebody waits for that
+    time. Any `Row`s in their order do for `rows`.
     """
 
     step_id: int

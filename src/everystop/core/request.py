@@ -38,11 +38,11 @@ class SamplingParams:
     """How output tokens are chosen; a value out of range raises RequestError with the field's name.
 
     `temperature` 0 is greedy (ties to the lowest id). `top_k` 0 means all. `logprobs` is None for none, 0 for the
-    chosen token only, k for the k best beside it. `seed` None is replaced by a number at the edge. `max_tokens` None
-    means as many as fit; 0 ends the request once its prompt is computed. `prompt_logprobs` is as `logprobs`, for each
-    token of the prompt but the first. None of the sequences in `bad_word_ids` comes about in the output: their last
-    token is not sampled behind the others. `skip_special_tokens` keeps control tokens out of the text, `include_stop_str_in_output` keeps
-    in it what ended it; neither changes a token.
+    chosen token only, k for the k best beside it; `prompt_logprobs` is the same for each token of the prompt but the
+    first. `seed` None is replaced by a number at the edge. `max_tokens` None means as many as fit; 0 ends the request
+    once its prompt is computed. None of the sequences in `bad_word_ids` comes about in the output: its last token is
+    not sampled behind the others. `skip_special_tokens` keeps control tokens out of the text,
+    `include_stop_str_in_output` keeps in it what ended it; neither changes a token.
     """
 
     max_tokens: int | None = None

@@ -15,8 +15,8 @@ class Row(NamedTuple):
 
     `logits_from` is the offset inside the row of the first token whose logits are needed to sample: num_tokens - 1
     where the row samples, num_tokens where it does not (a prefill chunk that is not the last, or one of a request that
-    generates nothing). What scores a prompt stands apart, in `StepPlan.prompt_logits`. `num_draft` counts drafted tokens at
-    the row's end (0 now).
+    generates nothing). What scores a prompt stands apart, in `StepPlan.prompt_logits`. `num_draft` counts drafted
+    tokens at the row's end (0 now).
     """
 
     request_id: int

@@ -21,7 +21,7 @@ from everystop.core.durations import NS_PER_S
 from everystop.core.errors import EngineDead, RequestError, TenantQueueFull
 from everystop.core.events import Event, FinishEvent, StepEvent
 from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
-from everystop.core.request import FinishReason, Request
+from everystop.core.request import FinishReason, Request, SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.engine.loop import StepLoop, Turn
 from everystop.engine.messages import Abort, StepOutput, Submit
@@ -47,6 +47,23 @@ class MakeTextDecoder(Protocol):
     def __call__(self, *, skip_special_tokens: bool) -> TextDecoder:
         """A decoder at the beginning of its text, with control tokens left out of it or not."""
         ...
+
+
+class _StopWatch:
+    """Looks for the stop strings of one request in its text, but in that of its first `min_tokens` tokens."""
+
+    __slots__ = ("_decoder", "_matcher", "_num_early")
+
+    def __init__(self, decoder: TextDecoder, params: SamplingParams) -> None:
+        self._decoder = decoder
+        self._matcher = StopMatcher(params.stop)
+        self._num_early = params.min_tokens
+
+    def feed(self, token_id: int) -> str | None:
+        """The stop string that ends with this token."""
+        text, may_stop = self._decoder.feed(token_id), self._num_early <= 0
+        self._num_early -= 1
+        return self._matcher.feed(text, may_stop=may_stop)[1]
 
 
 class Engine:
@@ -87,7 +104,7 @@ class Engine:
         self._stopping = False
         self._is_asked_blocks = False
         self._next_id = 0
-        self._stop_watches: dict[int, tuple[TextDecoder, StopMatcher]] = {}
+        self._stop_watches: dict[int, _StopWatch] = {}
         self._refused: list[StepOutput] = []
         self._thread = threading.Thread(target=self._run, name="everystop-engine", daemon=True)
 
@@ -205,7 +222,7 @@ class Engine:
                 continue
             if params.stop and self._make_text_decoder is not None:
                 decoder = self._make_text_decoder(skip_special_tokens=params.skip_special_tokens)
-                self._stop_watches[request.request_id] = (decoder, StopMatcher(params.stop))
+                self._stop_watches[request.request_id] = _StopWatch(decoder, params)
 
     def _look_at_blocks(self, events: list[Event]) -> None:
         """Add who holds the blocks to a turn's events, if somebody has asked."""
@@ -240,9 +257,8 @@ class Engine:
             watch = self._stop_watches.get(row.request_id)
             if watch is None or isinstance(tokens, str):
                 continue
-            decoder, matcher = watch
             for token in tokens:
-                _, matched = matcher.feed(decoder.feed(token))
+                matched = watch.feed(token)
                 if matched is not None:
                     result.stopped[row.request_id] = matched
                     break

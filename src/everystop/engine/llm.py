@@ -188,8 +188,13 @@ class LLM:
         is_at_string, shows_stop = isinstance(choice.stop_reason, str), params.include_stop_str_in_output
         drops_last = choice.finish_reason == "stop" and not is_at_string and not shows_stop
         decoder = self.tokenizer.text_decoder(skip_special_tokens=params.skip_special_tokens)
-        text = decoder.push(choice.token_ids[:-1] if drops_last else choice.token_ids) + decoder.flush()
-        return StopMatcher(params.stop, shows_stop=shows_stop).feed(text)[0] if is_at_string else text
+        token_ids = choice.token_ids[:-1] if drops_last else choice.token_ids
+        early = decoder.push(token_ids[: params.min_tokens])
+        rest = decoder.push(token_ids[params.min_tokens :]) + decoder.flush()
+        if not is_at_string:
+            return early + rest
+        matcher = StopMatcher(params.stop, shows_stop=shows_stop)
+        return matcher.feed(early, may_stop=False)[0] + matcher.feed(rest)[0]
 
     def close(self) -> None:
         """End the engine and free its memory; a call in another thread ends with EngineDead."""
