@@ -312,9 +312,8 @@ def test_prompt_scores_come_in_order_before_the_tokens(max_tokens: int) -> None:
     scored = [output for output in outputs if output.prompt_logprobs]
     assert outputs[: len(scored)] == scored
     assert len(scored) == 2
-    assert [entry.logprob for output in scored for entry in output.prompt_logprobs] == [
-        -float(p) for p in range(1, 400)
-    ]
+    logprobs = [entry.logprob for output in scored for entry in output.prompt_logprobs]
+    assert logprobs == [-float(position) for position in range(1, 400)]
     assert all(not output.token_ids and output.finish_reason is None for output in scored)
     assert sum(len(output.token_ids) for output in outputs) == max_tokens
     assert outputs[-1].finish_reason == "length"

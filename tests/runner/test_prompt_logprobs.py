@@ -156,13 +156,16 @@ def test_scores_are_the_same_with_a_warm_cache(tiny: LoadedModel) -> None:
 def test_scores_survive_preemption_in_the_middle_of_the_prompt(
     tiny: LoadedModel, prefix_caching: bool, depth: int
 ) -> None:
-    """The first waits for nobody, the second is displaced chunk after chunk by urgent ones that the first's tokens call."""
+    """The second is displaced chunk after chunk, by urgent ones that come when the first has so many tokens."""
     vocab_size = tiny.spec.vocab_size
     [first, *others] = make_prompts((10, 200, 5, 5, 5), vocab_size, max_tokens=24)
     slow = replace(others[0], priority=9, params=replace(others[0].params, prompt_logprobs=4, max_tokens=5))
     urgent = [
-        replace(
-            prompt, priority=1, params=replace(prompt.params, max_tokens=2), after=lambda t, k=k: len(t) >= 2 + 4 * k
+        Prompt(
+            prompt.token_ids,
+            replace(prompt.params, max_tokens=2),
+            priority=1,
+            after=lambda tokens, k=k: len(tokens) >= 2 + 4 * k,
         )
         for k, prompt in enumerate(others[1:])
     ]
