@@ -23,7 +23,7 @@ import uvloop
 from everystop.core.errors import ChatTemplateError
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
+from everystop.core.plan import PromptLogits, StepPlan, StepResult, TokenLogprobs
 from everystop.core.policy import make_policy
 from everystop.core.request import SamplingParams
 from everystop.core.scheduler import Scheduler
@@ -108,7 +108,24 @@ class ParrotRunner:
             if params.logprobs is not None:
                 top = tuple(((token + i) % 256, -0.5 - i) for i in range(params.logprobs))
                 result.logprobs[row.request_id] = [TokenLogprobs(-0.5, 0, top)]
+        for each in plan.prompt_logits:
+            if not isinstance(result.rows[plan.rows.request_ids.index(each.request_id)], str):
+                result.prompt_logprobs[each.request_id] = self._score(each)
         return result
+
+    def _score(self, wanted: PromptLogits) -> list[TokenLogprobs]:
+        """The prompt's token at position p has -p/8 and rank 2, the one after it in the alphabet is the best."""
+        prompt, params = self._prompts[wanted.request_id]
+        scores = []
+        for position in range(wanted.start + 1, wanted.start + wanted.num_tokens + 1):
+            token, logprob = prompt[position], -position / 8
+            top = (
+                ((token + 1) % 256, -0.0625),
+                (token, logprob),
+                *(((token + i) % 256, -9.0 - i) for i in range(2, 20)),
+            )
+            scores.append(TokenLogprobs(logprob, 2, top[: params.prompt_logprobs]))
+        return scores
 
     def close(self) -> None:
         """Nothing to release."""

@@ -11,6 +11,7 @@ from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.server.errors import ClientGone, GenerationFailed, Overloaded
+from everystop.server.prompt_report import PromptReport
 from everystop.server.texts import Choice, ChoiceText, Part, Texts
 
 
@@ -33,7 +34,7 @@ MakeChoice = Callable[[int, Texts, SamplingParams], Choice]
 class Generation:
     """One client request on its way: all choices of all its prompts; iterate with `parts`.
 
-    `seed` is what its last prompt's choices are drawn with.
+    `seed` is what its last prompt's choices are drawn with, `report` gathers what the answer says of its prompts.
     """
 
     __slots__ = (
@@ -45,12 +46,16 @@ class Generation:
         "first_id",
         "num_prompt_tokens",
         "num_unfinished",
+        "report",
         "seed",
         "submitted_ns",
     )
 
-    def __init__(self, choices: list[Choice], first_id: int, num_prompt_tokens: int) -> None:
+    def __init__(
+        self, choices: list[Choice], first_id: int, num_prompt_tokens: int, report: PromptReport | None = None
+    ) -> None:
         self.choices = choices
+        self.report = report
         self.seed = 0
         self.first_id = first_id
         self.submitted_ns = time.monotonic_ns()
@@ -116,6 +121,7 @@ class Board:
         ttft_target_ns: int | None = None,
         itl_target_ns: int | None = None,
         make_choice: MakeChoice = ChoiceText,
+        report: PromptReport | None = None,
     ) -> Generation:
         """Submit every prompt with its n choices; choice k of prompt i has index i·n + k.
 
@@ -130,7 +136,7 @@ class Board:
             )
         first_id = self._engine.allocate_ids(num)
         choices = [make_choice(i, self._texts, params) for i in range(num)]
-        generation = Generation(choices, first_id, sum(map(len, prompts)))
+        generation = Generation(choices, first_id, sum(map(len, prompts)), report)
         for i, prompt in enumerate(prompts):
             submit = Submit(
                 first_id + i * params.n, prompt, params, tenant, priority, cache_salt, ttft_target_ns, itl_target_ns
@@ -176,6 +182,8 @@ class Board:
         return self._read(generation, await generation.outputs())
 
     def _read(self, generation: Generation, outputs: list[StepOutput]) -> Iterator[Part]:
+        if generation.report is not None:
+            outputs = generation.report.ready(outputs, generation.first_id)
         for output in outputs:
             _raise_failure(output)
             choice = generation.by_id[output.request_id]

@@ -24,11 +24,12 @@ from everystop.observe.history import Client
 from everystop.observe.prometheus import render
 from everystop.server import protocol, tgi
 from everystop.server.auth import KeyGuard
-from everystop.server.board import Generation
+from everystop.server.board import Generation, MakeChoice
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
 from everystop.server.http import Bodies, read_body
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams
+from everystop.server.prompt_report import PromptReport, report_of
 from everystop.server.prompts import PREPARE_WORKERS, Parse, Prepare, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
@@ -187,6 +188,7 @@ class Endpoints:
                 work = partial(prepare, model, parse, body)
                 parsed, prompts, params = await asyncio.get_running_loop().run_in_executor(self._workers, work)
                 self._state.check_open()
+        report = report_of(prompts, params, parsed.wishes, model.texts)
         generation = self._state.board.open(
             prompts,
             params,
@@ -195,7 +197,8 @@ class Endpoints:
             cache_salt=parsed.cache_salt,
             ttft_target_ns=parsed.ttft_target_ns,
             itl_target_ns=parsed.itl_target_ns,
-            make_choice=TgiText if isinstance(parsed, TgiParsed) else ChoiceText,
+            make_choice=_choices_of(parsed, report),
+            report=report,
         )
         writer = _writer(parsed, generation, model.fingerprint)
         request.scope["answer_name"] = writer.id
@@ -252,13 +255,19 @@ def _client(scope: Scope, name: str, generation: Generation, received_ns: int) -
     )
 
 
+def _choices_of(parsed: Parsed, report: PromptReport | None) -> MakeChoice:
+    if isinstance(parsed, TgiParsed):
+        return TgiText
+    return ChoiceText if report is None else report.make_choice
+
+
 def _writer(parsed: Parsed, generation: Generation, fingerprint: str | None) -> ReplyWriter:
     if isinstance(parsed, TgiParsed):
         num_prompt_tokens = generation.num_prompt_tokens
         return TgiWriter(parsed.model, parsed.tgi, num_prompt_tokens=num_prompt_tokens, seed=generation.seed)
     logprobs = parsed.params.logprobs
     marks = {"system_fingerprint": fingerprint, **({"service_tier": "default"} if parsed.wishes.tier else {})}
-    options: dict[str, Any] = {"include_usage": parsed.wishes.usage, "marks": marks}
+    options: dict[str, Any] = {"include_usage": parsed.wishes.usage, "marks": marks, "report": generation.report}
     if parsed.messages:
         return ChatWriter(parsed.model, logprobs=logprobs is not None, **options)
     return CompletionWriter(parsed.model, num_logprobs=logprobs, **options)

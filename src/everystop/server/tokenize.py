@@ -21,8 +21,8 @@ from everystop.server.errors import Dialect
 from everystop.server.fields import Field
 from everystop.server.http import Bodies, read_body
 from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS
-from everystop.server.replies import token_text
 from everystop.server.state import ServedModel, ServerState
+from everystop.server.texts import token_text
 
 MAX_TOKENS = 1 << 20
 INLINE_BYTES = 8192
