@@ -66,8 +66,9 @@ def test_only_a_possible_beginning_is_held() -> None:
 def test_nothing_is_held_where_the_stop_is_shown() -> None:
     matcher = StopMatcher(("STOP",), shows_stop=True)
     assert matcher.feed("no ST") == ("no ST", None)
-    assert matcher.flush() == ""
     assert matcher.feed("OPQ") == ("OP", "STOP")
+    assert matcher.feed("no ST") == ("no ST", None)
+    assert matcher.flush() == ""
 
 
 @given(

@@ -10,6 +10,8 @@ import pytest
 from tests.server.parrot import CONTROL, EOS, MODEL, ParrotServer, parrot, wait_until
 from tests.server.test_streaming import CHAT, COMPLETIONS, reasons_of, texts_of
 
+from everystop.observe.request_clock import RequestClock
+
 METRICS = {
     "time_to_first_token_ms",
     "generation_time_ms",
@@ -259,6 +261,23 @@ def test_metrics_are_known_of_a_request_that_is_forgotten_at_once() -> None:
     with parrot(explain_history=0) as server:
         for _ in range(20):
             assert server.complete("abc", include_metrics=True)[1]["metrics"]["time_to_first_token_ms"] > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_fault_in_telling_times_costs_no_answer(server: ParrotServer, stream: bool) -> None:
+    def fail(clock: RequestClock) -> None:
+        raise RuntimeError("no times today")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RequestClock, "read", fail)
+        wishes = {"include_metrics": True, "timings_per_token": True}
+        if stream:
+            options = {**wishes, "stream_options": {"include_usage": True}}
+            event = server.events(COMPLETIONS, {**PROMPTS[COMPLETIONS], **options})[-2]
+        else:
+            event = server.complete("abcdef", **wishes)[1]
+    assert (event["metrics"], event["timings"]) == (None, None)
+    assert event["usage"]["completion_tokens"] == 7
 
 
 def test_timings_are_llama_cpps(slow: ParrotServer) -> None:

@@ -51,6 +51,7 @@ def test_reader_and_schema_agree(name: str, row: Field, data: st.DataObject) -> 
         (fields.one_of("a", "b"), ["a", "b"], ["c", "", 1, ["a"]]),
         (fields.texts(2, 3), [[], ["", "abc"]], [["abcd"], ["a"] * 3, "a", [1], {}]),
         (fields.only(1, [], why="…"), [1, 1.0, []], [True, 2, [1], {}]),
+        (fields.only(why="…"), [], [True, 2, "", [], {}]),
         (fields.token_ids(2), [[], [1, 2]], [[1, 2, 3], [1.0], [True], 1]),
         (fields.stop_strings(2, 3), ["a", ["a", "abc"], []], ["", [""], "abcd", ["a"] * 3, 1]),
         (fields.logit_bias(2, 5.0), [{}, {"0": 5, "12": -5.0}], [{"a": 1}, {"1": 6}, {"1\n": 1}, {"1": None}, []]),

@@ -17,7 +17,7 @@ from everystop.core.plan import StepPlan, TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import StepOutput
 from everystop.server.prompt_report import PromptReport, report_of
-from everystop.server.protocol import Wishes
+from everystop.server.wishes import Wishes
 
 
 def error_of(answer: tuple[int, Any]) -> dict[str, Any]:

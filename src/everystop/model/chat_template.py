@@ -113,9 +113,10 @@ class ChatTemplate:
         plain = read_messages(messages)
         guard = _free_guard((plain, tools, variables))
         guarded = self._guarding.guard(plain, guard)
+        mark = _free_guard((plain, tools, variables, guard)) if continue_final_message else ""
         if continue_final_message:
             _check_continuable(plain[-1], len(plain) - 1)
-            guarded[-1]["content"] += (mark := _free_guard((plain, tools, variables, guard))) + " "
+            guarded[-1]["content"] += mark + " "
         values = {
             "bos_token": self._bos_token,
             "eos_token": self._eos_token,

@@ -147,14 +147,14 @@ def no_effect() -> Field:
 
 
 def only(*allowed: Any, why: str) -> Field:
-    """A known field of which only its neutral values are served."""
+    """A known field of which only its neutral values are served, besides null."""
 
     def read(name: str, value: Any) -> Any:
         if not any(_is_same(value, neutral) for neutral in allowed):
             raise UnsupportedField(name, f"{name} = {echo(value)} is not supported: {why}")
         return value
 
-    return Field(read, {"enum": list(allowed), "description": why}, Effect.NEUTRAL_ONLY)
+    return Field(read, {"enum": list(allowed or (None,)), "description": why}, Effect.NEUTRAL_ONLY)
 
 
 def _is_same(value: Any, neutral: Any) -> bool:

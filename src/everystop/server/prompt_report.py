@@ -12,8 +12,8 @@ from everystop.core.errors import RequestError
 from everystop.core.plan import TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import StepOutput
-from everystop.server.protocol import Wishes
 from everystop.server.texts import ChoiceText, Piece, Texts, TokenInfo, finite, token_text
+from everystop.server.wishes import Wishes
 
 MAX_ENTRIES = 500_000
 

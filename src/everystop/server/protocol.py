@@ -15,6 +15,8 @@ from everystop.model.messages import MESSAGES_SCHEMA, PLAIN, ChatOptions, read_m
 from everystop.server import fields
 from everystop.server.errors import ModelUnknown
 from everystop.server.fields import Effect, Field, wrong
+from everystop.server.truncation import Truncation, read_truncation
+from everystop.server.wishes import NO_WISHES, Wishes, check_sequences, num_scored, read_wishes
 
 MAX_N = 128
 MAX_PROMPTS = 1024
@@ -46,37 +48,6 @@ class Accepted:
     has_targets: bool = False
     names_tenants: bool = False
     gives_metrics: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a client wants beside the text: `usage` at the end of a stream and in each chunk, how it waits, its times in
-    two dialects, the answer's tier; how many tokens a chunk holds; and of the prompt its text before the answer and the
-    log-probabilities of so many tokens in each place, the ids of all tokens, and tokens named by their ids.
-    """
-
-    usage: bool = False
-    continuous_usage: bool = False
-    progress: bool = False
-    metrics: bool = False
-    timings: bool = False
-    tier: bool = False
-    interval: int = 1
-    echo: bool = False
-    prompt_logprobs: int | None = None
-    token_ids: bool = False
-    names_by_id: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """Which tokens of a prompt are kept: `num_tokens` at most, -1 for as many as fit, of its end or its beginning."""
-
-    num_tokens: int
-    keeps_end: bool = True
-
-
-NO_WISHES = Wishes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +111,7 @@ def parse_completion(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
         if not isinstance(prompt, str):
             check_vocabulary("prompt", prompt, accepted)
     num_sequences = len(prompts) * parsed.params.n
-    _check_alone(parsed.wishes, num_sequences)
+    check_sequences(parsed.wishes, num_sequences)
     if num_sequences > MAX_SEQUENCES:
         raise RequestError(
             f"{len(prompts):,} prompts × n {parsed.params.n} = {num_sequences:,} sequences; "
@@ -164,7 +135,7 @@ def parse_chat(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
     if values.get("max_tokens", max_tokens) != max_tokens:
         raise RequestError("max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
     parsed = _parse_common(values, accepted, logprobs, max_tokens)
-    _check_alone(parsed.wishes, parsed.params.n)
+    check_sequences(parsed.wishes, parsed.params.n)
     return replace(parsed, messages=values["messages"], chat=_read_chat_options(values))
 
 
@@ -188,13 +159,13 @@ def _read_chat_options(values: dict[str, Any]) -> ChatOptions:
 def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | None, max_tokens: int | None) -> Parsed:
     model = check_model(values.get("model"), accepted)
     chosen = {name: values[name] for name in PARAMETER_FIELDS if name in values}
-    wishes = _read_wishes(values, accepted)
+    wishes = read_wishes(values, gives_metrics=accepted.gives_metrics)
     params = replace(
         accepted.defaults,
         **chosen,
         max_tokens=max_tokens,
         logprobs=logprobs,
-        prompt_logprobs=_num_scored(wishes, logprobs),
+        prompt_logprobs=num_scored(wishes, logprobs),
     )
     _check_parameters(params, accepted)
     if max_tokens == 0 and not wishes.echo and wishes.prompt_logprobs is None:
@@ -214,7 +185,7 @@ def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | No
         model=model,
         stream=values.get("stream", False),
         wishes=wishes,
-        truncation=_read_truncation(values),
+        truncation=read_truncation(values),
         bad_words=values.get("bad_words", ()),
         cache_salt=values.get("cache_salt", ""),
         priority=_read_priority(values, accepted),
@@ -231,63 +202,6 @@ def check_model(model: str | None, accepted: Accepted) -> str:
     if model not in accepted.model_names:
         raise ModelUnknown(f"the model {model!r} is not served here; {accepted.model_names[0]!r} is", param="model")
     return model
-
-
-def _read_wishes(values: dict[str, Any], accepted: Accepted) -> Wishes:
-    stream, options = values.get("stream", False), values.get("stream_options", {})
-    for name in ("stream_options", "stream_interval"):
-        if name in values and not stream:
-            raise RequestError(f"{name} needs stream = true", param=name)
-    if "prompt_logprobs" in values and stream:
-        raise RequestError(
-            "prompt_logprobs are not given in a stream; leave out stream, or send a completion with echo and logprobs",
-            param="prompt_logprobs",
-        )
-    usage = options.get("include_usage", False)
-    if values.get("include_metrics") and stream and not usage:
-        raise RequestError(
-            "include_metrics needs stream_options.include_usage = true in a stream: it comes with the usage",
-            param="include_metrics",
-        )
-    return Wishes(
-        usage=usage,
-        continuous_usage=options.get("continuous_usage_stats", False),
-        progress=options.get("include_progress", False),
-        metrics=values.get("include_metrics", accepted.gives_metrics),
-        timings=values.get("timings_per_token", False),
-        tier="service_tier" in values,
-        interval=values.get("stream_interval", 1),
-        echo=values.get("echo", False),
-        prompt_logprobs=values.get("prompt_logprobs"),
-        token_ids=values.get("return_token_ids", False),
-        names_by_id=values.get("return_tokens_as_token_ids", False),
-    )
-
-
-def _num_scored(wishes: Wishes, logprobs: int | None) -> int | None:
-    """How many of the best tokens the engine is to tell in each place of the prompt; None where it need not score it.
-    An echoed prompt has the log-probabilities that the answer has.
-    """
-    asked = [num for num in (wishes.prompt_logprobs, logprobs if wishes.echo else None) if num is not None]
-    return max(asked, default=None)
-
-
-def _read_truncation(values: dict[str, Any]) -> Truncation | None:
-    num_tokens: int | None = values.get("truncate_prompt_tokens")
-    if num_tokens is None:
-        if "truncation_side" in values:
-            raise RequestError("truncation_side needs truncate_prompt_tokens", param="truncation_side")
-        return None
-    return Truncation(num_tokens, keeps_end=values.get("truncation_side", "left") == "left")
-
-
-def _check_alone(wishes: Wishes, num_sequences: int) -> None:
-    if wishes.timings and num_sequences > 1:
-        raise RequestError(
-            f"timings_per_token needs one prompt and n = 1, and here are {num_sequences:,} sequences with times of "
-            "their own",
-            param="timings_per_token",
-        )
 
 
 def _read_priority(values: dict[str, Any], accepted: Accepted) -> int:
@@ -409,6 +323,7 @@ PARAMETER_FIELDS: dict[str, Field] = {
     "include_stop_str_in_output": fields.boolean().described("the stop that ended the answer is shown"),
 }
 _GREEDY_OR_SAMPLED = "answers are sampled, or greedy at temperature 0"
+_UNCONSTRAINED = "answers are not held to a grammar"
 COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
     "model": fields.string(1024).described("a served name; without it the first one"),
     "max_tokens": fields.within(*RANGES["max_tokens"]).described(
@@ -457,7 +372,13 @@ COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
     "bad_words": fields.texts(MAX_BAD_WORDS, MAX_BAD_WORD_CHARS).described(
         "do not come about in the answer, with or without a blank before them"
     ),
-    "response_format": fields.only({"type": "text"}, why="only plain text is generated"),
+    "response_format": fields.only({"type": "text"}, why=_UNCONSTRAINED),
+    "structured_outputs": fields.only(why=_UNCONSTRAINED),
+    "guided_json": fields.only(why=_UNCONSTRAINED),
+    "guided_regex": fields.only(why=_UNCONSTRAINED),
+    "guided_choice": fields.only(why=_UNCONSTRAINED),
+    "guided_grammar": fields.only(why=_UNCONSTRAINED),
+    "request_id": fields.only(why="the header x-request-id names a request"),
 }
 COMPLETION_FIELDS: dict[str, Field] = COMMON_FIELDS | {
     "prompt": Field(_read_prompt, _PROMPT_SCHEMA).described("text, token ids, or a list of either"),
@@ -494,5 +415,11 @@ CHAT_FIELDS: dict[str, Field] = COMMON_FIELDS | {
     "modalities": fields.only(["text"], why="only text is generated"),
     "verbosity": fields.only("medium", why="the model has no such control"),
     "reasoning_effort": fields.only("none", why="the model has no such control"),
+    "chat_template": fields.only(why="it is the model's, or that of `--chat-template`"),
+    "documents": fields.only(why="the template gets the messages alone"),
+    "audio": fields.only(why="only text is generated"),
+    "prediction": fields.only(why="answers are not predicted"),
+    "web_search_options": fields.only(why="nothing is looked up"),
+    "mm_processor_kwargs": fields.only(why="messages hold only text"),
     "echo": fields.only(False, why="messages are not repeated"),
 }

@@ -266,8 +266,8 @@ def _writer(parsed: Parsed, generation: Generation, fingerprint: str | None) -> 
         num_prompt_tokens = generation.num_prompt_tokens
         return TgiWriter(parsed.model, parsed.tgi, num_prompt_tokens=num_prompt_tokens, seed=generation.seed)
     logprobs = parsed.params.logprobs
-    marks = {"system_fingerprint": fingerprint} | ({"service_tier": "default"} if parsed.wishes.tier else {})
-    options = {"include_usage": parsed.wishes.usage, "marks": marks, "report": generation.report}
+    marks = {"system_fingerprint": fingerprint, **({"service_tier": "default"} if parsed.wishes.tier else {})}
+    options: dict[str, Any] = {"include_usage": parsed.wishes.usage, "marks": marks, "report": generation.report}
     if parsed.messages:
         return ChatWriter(parsed.model, logprobs=logprobs is not None, **options)
     return CompletionWriter(parsed.model, num_logprobs=logprobs, **options)

@@ -12,15 +12,15 @@ from starlette.types import Receive, Scope, Send
 
 from everystop.core.errors import EverystopError
 from everystop.observe.history import Client
-from everystop.observe.request_clock import RequestClock
+from everystop.observe.request_clock import RequestClock, RequestTimes
 from everystop.server.board import Generation
 from everystop.server.errors import ClientGone, dialect_of, failure_response
 from everystop.server.inquiry import progress_line
-from everystop.server.protocol import NO_WISHES, Wishes
 from everystop.server.replies import ReplyWriter, usage_object
 from everystop.server.state import ServerState
 from everystop.server.texts import Gathering, Part, Piece
 from everystop.server.times import metrics_object, timings_object
+from everystop.server.wishes import NO_WISHES, Wishes
 
 logger = logging.getLogger(__name__)
 
@@ -112,10 +112,18 @@ class Reply:
         num_output = sum(choice.num_tokens for choice in choices)
         return usage_object(self._generation.num_prompt_tokens, num_output, num_cached)
 
+    def _times(self) -> RequestTimes | None:
+        """What is known of the request's times; of several sequences nothing. No fault in this may cost the answer."""
+        try:
+            return None if self._clock is None else self._clock.read()
+        except Exception:
+            logger.exception("the times of a request could not be read; serving goes on")
+            return None
+
     def _attach_times(self) -> None:
-        """Have what the client wants to know of times beside the end of its answer; of several sequences nothing."""
+        """Have what the client wants to know of times beside the end of its answer."""
         if self._wishes.metrics or self._wishes.timings:
-            times = None if self._clock is None else self._clock.read()
+            times = self._times()
             beside = {"metrics": metrics_object(times)} if self._wishes.metrics else {}
             self._writer.attach(beside | ({"timings": timings_object(times)} if self._wishes.timings else {}))
 
@@ -143,6 +151,11 @@ class StreamReply(Reply):
     A client that wishes to be told of progress may get comments before, which say how the request waits; then a refusal
     is an event.
     """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._num_output = 0  # tokens of the choices as far as chunks have told of them
+        self._counted: dict[int, int] = {}
 
     async def _send(self, send: Send) -> None:
         try:
@@ -172,7 +185,7 @@ class StreamReply(Reply):
                 parts = await self._parts(send)
                 for part in parts if gather is None else gather.of(parts):
                     if tells_more:
-                        self._attach_so_far()
+                        self._attach_so_far(part.choice)
                     if part.choice not in opened:
                         opened.add(part.choice)
                         events.append(writer.first_event(part.choice))
@@ -187,14 +200,16 @@ class StreamReply(Reply):
         self._attach_times()
         await send({"type": "http.response.body", "body": writer.ended(self._usage())})
 
-    def _attach_so_far(self) -> None:
-        """Have what the client wants in every chunk beside the next one."""
+    def _attach_so_far(self, index: int) -> None:
+        """Have what the client wants in every chunk beside the next one, which is of choice `index`."""
         beside: dict[str, Any] = {}
         if self._wishes.continuous_usage:
-            num_output = sum(choice.num_tokens for choice in self._generation.choices)
-            beside["usage"] = usage_object(self._generation.num_prompt_tokens, num_output)
+            num_tokens = self._generation.choices[index].num_tokens
+            self._num_output += num_tokens - self._counted.get(index, 0)
+            self._counted[index] = num_tokens
+            beside["usage"] = usage_object(self._generation.num_prompt_tokens, self._num_output)
         if self._wishes.timings:
-            beside["timings"] = timings_object(None if self._clock is None else self._clock.read())
+            beside["timings"] = timings_object(self._times())
         self._writer.attach(beside)
 
     async def _parts(self, send: Send) -> Iterator[Part]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import huggingface_hub
@@ -26,13 +27,18 @@ def drive(url: str, model: str) -> None:
     assert text == plain.choices[0].message.content
     extended = client.chat_completion(**request, extra_body={"top_k": 5})
     assert extended.choices[0].finish_reason in ("stop", "length")
+    error = raised(HfHubHTTPError, lambda: client.chat_completion(**{**request, "temperature": -1}))
+    assert error.response.status_code == 400
+    assert "temperature" in str(error)
+
+
+def raised(kind: type[Exception], call: Callable[[], Any]) -> Any:
+    """The exception of that kind which a call must raise."""
     try:
-        client.chat_completion(**{**request, "temperature": -1})
-    except HfHubHTTPError as error:
-        assert error.response.status_code == 400
-        assert "temperature" in str(error)
-    else:
-        raise AssertionError("a temperature of -1 was taken")
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
 
 
 if __name__ == "__main__":

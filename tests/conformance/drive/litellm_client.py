@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network for prices
@@ -31,15 +33,20 @@ def drive(url: str, model: str) -> None:
         extended = litellm.completion(**request, top_p=0.9, seed=2, stop=["zzz"], extra_body={"top_k": 4})
         assert extended.choices[0].finish_reason in ("stop", "length")
         assert asyncio.run(litellm.acompletion(**request)).choices[0].message.content == text
-        try:
-            litellm.completion(**{**request, "temperature": -1})
-        except litellm.BadRequestError as error:
-            assert "temperature" in str(error)
-        else:
-            raise AssertionError("a temperature of -1 was taken")
+        impossible = {**request, "temperature": -1}
+        assert "temperature" in str(raised(litellm.BadRequestError, partial(litellm.completion, **impossible)))
     text_request: dict[str, Any] = {"api_base": f"{url}/v1", "api_key": "unused", "temperature": 0, "max_tokens": 6}
     answer = litellm.text_completion(model=f"text-completion-openai/{model}", prompt="Hello", **text_request)
     assert answer.choices[0].text is not None
+
+
+def raised(kind: type[Exception], call: Callable[[], Any]) -> Any:
+    """The exception of that kind which a call must raise."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
 
 
 if __name__ == "__main__":
