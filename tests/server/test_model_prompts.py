@@ -70,7 +70,8 @@ def test_both_dialects_and_the_stream_say_the_same(served: ServerProcess) -> Non
     [choice] = complete(served, **body, echo=True, logprobs=2, prompt_logprobs=2)["choices"]
     echoed = choice["logprobs"]["token_logprobs"]
     ids = complete(served, **body, return_token_ids=True)["choices"][0]["prompt_token_ids"]
-    dialect = [None if entry is None else entry[str(i)]["logprob"] for i, entry in zip(ids, choice["prompt_logprobs"])]  # noqa: B905
+    entries = zip(ids, choice["prompt_logprobs"], strict=True)
+    dialect = [None if entry is None else entry[str(i)]["logprob"] for i, entry in entries]
     assert dialect == echoed[: len(ids)]
     status, _, answer = served.request(
         "POST", "/v1/completions", {**GREEDY, **body, "echo": True, "logprobs": 2, "stream": True}
