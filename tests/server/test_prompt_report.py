@@ -233,7 +233,7 @@ def test_request_that_generates_nothing_is_counted_and_explained() -> None:
         assert status == 200
         check_sum(told)
         assert (told["num_output_tokens"], told["ttft_ns"], told["tokens"]) == (0, None, [])
-        assert server.metric("requests_finished_total", 'reason="length"') == 1
+        assert server.metric("request_success_total", 'finished_reason="length"') == 1
         assert server.metric("prompt_tokens_total") == 3
         assert server.metric("generation_tokens_total") == 0
 
