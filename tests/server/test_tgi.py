@@ -124,6 +124,19 @@ def test_the_root_path_answers_with_a_list_and_the_prompt(server: ParrotServer) 
     assert [event["token"]["text"] for event in events_of(server, body | {"stream": True}, "/")][:3] == ["a", "b", "c"]
 
 
+def test_tokens_of_the_prompt_are_told_with_what_they_were_worth(server: ParrotServer) -> None:
+    details = generate(server, "abé", decoder_input_details=True)[1]["details"]
+    assert [(token["id"], token["text"]) for token in details["prefill"]] == [
+        (97, "a"), (98, "b"), (0xC3, "\ufffd"), (0xA9, "\ufffd")
+    ]  # fmt: skip
+    assert details["prefill"][0]["logprob"] is None
+    assert all(token["logprob"] < 0 for token in details["prefill"][1:])
+    truncated = generate(server, "abcd", decoder_input_details=True, truncate=2, do_sample=True, best_of=2)
+    details = truncated[1]["details"]
+    assert [token["text"] for token in details["prefill"]] == ["c", "d"]
+    assert details["best_of_sequences"][0]["prefill"] == details["prefill"]
+
+
 # Streams.
 
 
@@ -257,6 +270,7 @@ def test_reader_and_schema_agree(name: str, data: st.DataObject) -> None:
         ({"seed": -1}, "seed"),
         ({"no_such": 1}, "no_such"),
         ({"details": "yes"}, "details"),
+        ({"decoder_input_details": 1}, "decoder_input_details"),
         ([], "parameters"),
     ],
 )
@@ -269,10 +283,11 @@ def test_what_is_not_served_is_refused_by_name(server: ParrotServer, parameters:
         assert word in answer["error"]
 
 
-def test_best_of_is_not_streamed(server: ParrotServer) -> None:
-    status, answer = generate(server, "abc", "/generate_stream", best_of=2, do_sample=True)
+@pytest.mark.parametrize("parameters", [{"best_of": 2, "do_sample": True}, {"decoder_input_details": True}])
+def test_what_needs_the_whole_answer_is_not_streamed(server: ParrotServer, parameters: dict[str, Any]) -> None:
+    status, answer = generate(server, "abc", "/generate_stream", **parameters)
     assert (status, answer["error_type"]) == (422, "validation")
-    assert "best_of" in answer["error"]
+    assert next(iter(parameters)) in answer["error"]
 
 
 def test_neutral_values_are_taken(server: ParrotServer) -> None:

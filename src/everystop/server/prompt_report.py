@@ -6,13 +6,14 @@ One report a client request, made only where the client asks for any of it. Asyn
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from everystop.core.errors import RequestError
 from everystop.core.plan import TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import StepOutput
-from everystop.server.texts import ChoiceText, Piece, Texts, TokenInfo, finite, token_text
+from everystop.server.texts import ChoiceText, Piece, ShownToken, Texts, TokenInfo, finite, token_text
 from everystop.server.wishes import Wishes
 
 MAX_ENTRIES = 200_000
@@ -92,6 +93,15 @@ class PromptReport:
         if self._wishes.prompt_logprobs is not None:
             fields["prompt_logprobs"] = self._logprobs(self._of(index), self._wishes.prompt_logprobs)
         return fields | self.opening(index)
+
+    def tokens_of(self, index: int) -> list[ShownToken]:
+        """The tokens of the prompt of choice `index`, with their log-probabilities where those were asked for."""
+        prompt, texts = self._of(index), self._texts
+        logprobs = [None, *(finite(score.logprob) for score in prompt.scores)]
+        return [
+            ShownToken(token, texts.token_bytes(token).decode(errors="replace"), logprob, token in texts.control_ids)
+            for token, logprob in zip_longest(prompt.token_ids, logprobs)
+        ]
 
     def of_pieces(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """What is said of the tokens of these pieces."""

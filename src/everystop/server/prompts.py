@@ -28,9 +28,6 @@ class Prepared(NamedTuple):
     params: SamplingParams
 
 
-Prepare = Callable[[ServedModel, Parse, bytes], Prepared]
-
-
 def prepare(model: ServedModel, parse: Parse, body: bytes) -> Prepared:
     """Read a body with `parse` and encode its prompts; raises RequestError."""
     parsed = parse(protocol.parse_json(body), model.accepted)

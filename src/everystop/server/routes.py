@@ -30,7 +30,7 @@ from everystop.server.http import Bodies, read_body
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams
 from everystop.server.prompt_report import PromptReport, report_of
-from everystop.server.prompts import PREPARE_WORKERS, Parse, Prepare, prepare
+from everystop.server.prompts import PREPARE_WORKERS, Parse, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
 from everystop.server.request_ids import RequestIds
@@ -151,15 +151,15 @@ class Endpoints:
 
     async def generate(self, request: Request) -> ASGIApp:
         """`POST /generate`, in TGI's dialect."""
-        return Visit(self._state, partial(self._complete, request, tgi.parse_generate, tgi.prepare))
+        return Visit(self._state, partial(self._complete, request, tgi.parse_generate))
 
     async def generate_stream(self, request: Request) -> ASGIApp:
         """`POST /generate_stream`, in TGI's dialect."""
-        return Visit(self._state, partial(self._complete, request, tgi.parse_generate_stream, tgi.prepare))
+        return Visit(self._state, partial(self._complete, request, tgi.parse_generate_stream))
 
     async def generate_either(self, request: Request) -> ASGIApp:
         """`POST /`, in TGI's dialect: `stream` says how the answer comes."""
-        return Visit(self._state, partial(self._complete, request, tgi.parse_compat, tgi.prepare))
+        return Visit(self._state, partial(self._complete, request, tgi.parse_compat))
 
     async def info(self, _request: Request) -> Response:
         """What is served, as TGI describes it."""
@@ -178,7 +178,7 @@ class Endpoints:
         """What happens in the engine, as it happens, and as far as the caller may see."""
         return self._streams.open(Viewer(self._state.history, caller_of(request.scope)))
 
-    async def _complete(self, request: Request, parse: Parse, prepare: Prepare = prepare) -> ASGIApp:
+    async def _complete(self, request: Request, parse: Parse) -> ASGIApp:
         with self._bodies.room() as take_room:
             body, model = await read_body(request, take_room), self._state.model
             read_ns = time.monotonic_ns()
@@ -263,8 +263,7 @@ def _choices_of(parsed: Parsed, report: PromptReport | None) -> MakeChoice:
 
 def _writer(parsed: Parsed, generation: Generation, fingerprint: str | None) -> ReplyWriter:
     if isinstance(parsed, TgiParsed):
-        num_prompt_tokens = generation.num_prompt_tokens
-        return TgiWriter(parsed.model, parsed.tgi, num_prompt_tokens=num_prompt_tokens, seed=generation.seed)
+        return TgiWriter(parsed.model, parsed.tgi, generation)
     logprobs = parsed.params.logprobs
     marks = {"system_fingerprint": fingerprint, **({"service_tier": "default"} if parsed.wishes.tier else {})}
     options: dict[str, Any] = {"include_usage": parsed.wishes.usage, "marks": marks, "report": generation.report}

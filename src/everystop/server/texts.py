@@ -67,11 +67,13 @@ def token_text(token: bytes) -> str:
 
 
 class ShownToken(NamedTuple):
-    """A token as a client sees it; `special` ones are control tokens, which are in no generated text."""
+    """A token as a client sees it; `special` ones are control tokens, which are in no generated text. The first token
+    of a prompt has no log-probability.
+    """
 
     token_id: int
     text: str
-    logprob: float
+    logprob: float | None
     special: bool
 
 

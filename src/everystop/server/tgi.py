@@ -13,11 +13,13 @@ from typing import Any
 from everystop import __version__
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
-from everystop.server import fields, prompts
+from everystop.server import fields
 from everystop.server.fields import Field, wrong
-from everystop.server.prompts import PREPARE_WORKERS, Parse, Prepared
+from everystop.server.prompts import PREPARE_WORKERS
 from everystop.server.protocol import MAX_N, MAX_STOP_CHARS, MAX_STOPS, RANGES, Accepted, Parsed
 from everystop.server.state import ServedModel
+from everystop.server.truncation import Truncation
+from everystop.server.wishes import NO_WISHES, Wishes
 
 DEFAULT_NEW_TOKENS = 100
 MAX_BEST_OF = MAX_N
@@ -26,13 +28,13 @@ MAX_CLIENT_BATCH = 1
 
 @dataclass(frozen=True, slots=True)
 class TgiOptions:
-    """What shapes TGI's answer. `prompt` is put before the text ("" for nothing), `truncate` keeps so many tokens of
-    the prompt's end, `seed` is what the client sent, `is_listed` puts the answer into a list of one.
+    """What shapes TGI's answer. `prompt` is put before the text ("" for nothing), `prefill` tells the prompt's tokens,
+    `seed` is what the client sent, `is_listed` puts the answer into a list of one.
     """
 
     details: bool
     prompt: str = ""
-    truncate: int | None = None
+    prefill: bool = False
     num_top: int = 0
     samples: bool = False
     seed: int | None = None
@@ -59,7 +61,6 @@ def _positive(high: float) -> Field:
     return Field(read, {"type": "number", "exclusiveMinimum": 0, "maximum": high})
 
 
-_OUTPUT_ALONE = "log-probabilities are given for output tokens"
 GENERATE_PARAMETERS: dict[str, Field] = {
     "max_new_tokens": fields.within(1, RANGES["max_tokens"][1]).described(f"{DEFAULT_NEW_TOKENS} where it is absent"),
     "do_sample": fields.boolean().described("greedy without it, unless another field asks for sampling"),
@@ -76,7 +77,7 @@ GENERATE_PARAMETERS: dict[str, Field] = {
     "return_full_text": fields.boolean().described("the prompt before the text; on `/` true where it is absent"),
     "details": fields.boolean().described("what is told beside the text; `/generate_stream` tells tokens without it"),
     "top_n_tokens": fields.within(*RANGES["logprobs"]).described("the likeliest tokens at each position"),
-    "decoder_input_details": fields.only(False, why=_OUTPUT_ALONE),
+    "decoder_input_details": fields.boolean().described("`details`, and in them the tokens of the prompt; no stream"),
     "watermark": fields.only(False, why="no watermark is made"),
     "grammar": fields.only(why="answers are not constrained"),
     "adapter_id": fields.only(why="there are no adapters"),
@@ -103,9 +104,9 @@ def _parse(
     samples = _samples(asked, has_parameters="parameters" in values)
     _check(asked, accepted, samples=samples, streams=streams)
     options = TgiOptions(
-        details=asked.get("details", False),
+        details=asked.get("details", False) or asked.get("decoder_input_details", False),
         prompt=values["inputs"] if asked.get("return_full_text", is_listed) else "",
-        truncate=asked.get("truncate"),
+        prefill=asked.get("decoder_input_details", False),
         num_top=asked.get("top_n_tokens", 0),
         samples=samples,
         seed=asked.get("seed"),
@@ -116,6 +117,8 @@ def _parse(
         model=accepted.model_names[0],
         prompts=(values["inputs"],),
         stream=streams,
+        wishes=Wishes(prompt_logprobs=0) if options.prefill else NO_WISHES,
+        truncation=Truncation(asked["truncate"]) if "truncate" in asked else None,
         tgi=options,
     )
 
@@ -141,6 +144,7 @@ def _params(asked: Mapping[str, Any], options: TgiOptions, *, streams: bool) -> 
         temperature=asked.get("temperature", 1.0) if options.samples else 0.0,
         seed=None if options.seed is None else options.seed % 2**63,
         n=best_of,
+        prompt_logprobs=0 if options.prefill else None,
         include_stop_str_in_output=True,
         logprobs=options.num_top if tells_tokens else (0 if best_of > 1 else None),
         **{name: asked[name] for name in same if name in asked},
@@ -156,18 +160,12 @@ def _check(asked: Mapping[str, Any], accepted: Accepted, *, samples: bool, strea
         ):
             if is_wrong:
                 raise RequestError(f"best_of = {asked['best_of']} is served only where {why}", param="best_of")
+    if asked.get("decoder_input_details") and streams:
+        message = "decoder_input_details are not streamed; use /generate"
+        raise RequestError(message, param="decoder_input_details")
     limit = accepted.max_model_len - 1
     if asked.get("truncate", 0) > limit:
         raise wrong("parameters.truncate", asked["truncate"], f"a whole number from 1 to {limit}")
-
-
-def prepare(model: ServedModel, parse: Parse, body: bytes) -> Prepared:
-    """As `prompts.prepare`; of a prompt that is to be truncated the end is kept."""
-    prepared = prompts.prepare(model, parse, body)
-    options = prepared.parsed.tgi if isinstance(prepared.parsed, TgiParsed) else None
-    if options is None or options.truncate is None:
-        return prepared
-    return prepared._replace(prompts=[prompt[-options.truncate :] for prompt in prepared.prompts])
 
 
 def info(model: ServedModel) -> dict[str, Any]:

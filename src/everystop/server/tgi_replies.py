@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from everystop.server.board import Generation
 from everystop.server.errors import Dialect, error_object
 from everystop.server.replies import ReplyWriter
 from everystop.server.texts import Piece, ShownToken, TextEnd, TokenText
@@ -15,16 +16,17 @@ from everystop.server.tgi import TgiOptions
 
 
 class TgiWriter(ReplyWriter):
-    """`GenerateResponse` and `StreamResponse`; `seed` is what the engine drew with, null in answers that are greedy."""
+    """`GenerateResponse` and `StreamResponse` of one generation; the seed is null where nothing was drawn."""
 
     prefix = "gen"
     whole_object = chunk_object = "text_generation"
 
-    def __init__(self, model: str, options: TgiOptions, *, num_prompt_tokens: int, seed: int) -> None:
+    def __init__(self, model: str, options: TgiOptions, generation: Generation) -> None:
         super().__init__(model)
         self._options = options
-        self._num_prompt_tokens = num_prompt_tokens
-        drawn = seed if options.seed is None else options.seed
+        self._num_prompt_tokens = generation.num_prompt_tokens
+        self._report = generation.report
+        drawn = generation.seed if options.seed is None else options.seed
         self._seed = drawn if options.samples else None
         self._num_told = 0
 
@@ -79,11 +81,12 @@ class TgiWriter(ReplyWriter):
     def _details(self, index: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
         """The seed gives choice 0 again, so the others name none."""
         end = _end(tokens)
-        details = {
+        prompt = self._report.tokens_of(index) if self._report is not None else []
+        details: dict[str, Any] = {
             "finish_reason": end.reason,
             "generated_tokens": end.num_tokens,
             "seed": self._seed if index == 0 else None,
-            "prefill": [],
+            "prefill": [{"id": one.token_id, "text": one.text, "logprob": one.logprob} for one in prompt],
             "tokens": [_token(token.shown) for token in tokens],
         }
         if self._options.num_top:
@@ -111,7 +114,7 @@ def _end(tokens: Sequence[TokenText]) -> TextEnd:
 
 
 def _mean_logprob(tokens: Sequence[TokenText]) -> float:
-    return sum(token.shown.logprob for token in tokens) / len(tokens)
+    return sum(token.shown.logprob or 0.0 for token in tokens) / len(tokens)
 
 
 def _token(shown: ShownToken) -> dict[str, Any]:
