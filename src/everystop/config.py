@@ -256,6 +256,12 @@ class Config:
         most=1_000_000_000,
         metavar="MS",
     )
+    enable_per_request_metrics: bool = _setting(
+        False,
+        "--enable-per-request-metrics",
+        "put a `metrics` object with its times into every answer, streamed ones with include_usage",
+        group=NETWORK,
+    )
     record: str | None = _setting(
         None,
         "--record",

@@ -46,10 +46,13 @@ class CountingRunner:
 
 
 class LetterDecoder:
-    """Token 100 is "a", 101 "b", and so on."""
+    """Token 100 is "a", 101 "b", and so on; 200 is a control token."""
+
+    def __init__(self, *, skip_special_tokens: bool) -> None:
+        self._control = "" if skip_special_tokens else "<control>"
 
     def feed(self, token_id: int) -> str:
-        return chr(ord("a") + token_id - 100)
+        return self._control if token_id == 200 else chr(ord("a") + token_id - 100)
 
 
 class Client:
@@ -129,6 +132,9 @@ def test_stop_string_across_tokens_ends_the_request_in_the_step_that_completes_i
 
 def test_stop_string_that_reads_like_a_token_id_is_still_a_string() -> None:
     class DigitDecoder:
+        def __init__(self, *, skip_special_tokens: bool) -> None:
+            pass
+
         def feed(self, token_id: int) -> str:
             return str(token_id)
 
@@ -270,3 +276,16 @@ def test_engine_that_waits_for_a_batch_to_fill_counts_as_idle() -> None:
             time.sleep(0.001)
         assert client.engine._scheduler.num_waiting == 1
         assert client.engine.is_idle
+
+
+@pytest.mark.parametrize(("skips", "num_tokens"), [(False, 4), (True, 6)])
+def test_a_stop_string_is_looked_for_in_the_text_that_is_shown(skips: bool, num_tokens: int) -> None:
+    """Token 200 stands at place 3, and its text in what is shown if it is asked for."""
+
+    def write_control(plan: StepPlan, result: StepResult) -> None:
+        result.rows = [(200,) if tokens == (103,) else tokens for tokens in result.rows]
+
+    with running_engine(CountingRunner(write_control)) as client:
+        request_id = client.submit(stop=("c<con",), max_tokens=6, skip_special_tokens=skips)
+        outputs = client.collect(1)[request_id]
+    assert len(tokens_of(outputs)) == num_tokens

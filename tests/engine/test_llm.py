@@ -22,6 +22,7 @@ from tests.model.vocabularies import sentencepiece_inner, write_tokenizer
 
 from everystop import LLM, SamplingParams
 from everystop.core.errors import ConfigError, EngineDead, EverystopError, RequestError
+from everystop.model.tokenizer import RenderedPrompt
 
 pytestmark = pytest.mark.model
 SETTINGS: dict[str, Any] = {"kv_cache_memory": 64 << 20, "max_model_len": 512, "max_num_seqs": 8}
@@ -89,6 +90,26 @@ def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, after_s: float) -> 
     assert answer(llm) == " Paris."
     assert llm.engine._scheduler.requests == {}
     assert llm.engine._scheduler.kv.pool.num_free == llm.capacity.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "num_tokens"),
+    [
+        ({}, "", 3),
+        ({"skip_special_tokens": False}, "<|im_end|>" * 3, 3),
+        ({"stop": ("<|im_end|>",)}, "", 1),
+        ({"stop": ("<|im_end|>",), "skip_special_tokens": False, "include_stop_str_in_output": True}, "<|im_end|>", 1),
+        ({"stop": ("end|><",), "skip_special_tokens": False}, "<|im_", 2),
+        ({"stop": ("end|><",), "skip_special_tokens": False, "include_stop_str_in_output": True}, "<|im_end|><", 2),
+    ],
+)
+def test_control_tokens_and_stops_show_as_in_the_api(
+    llm: LLM, fields: dict[str, Any], text: str, num_tokens: int
+) -> None:
+    [end] = llm.tokenizer.encode_rendered(RenderedPrompt(text="<|im_end|>"))
+    params = SamplingParams(max_tokens=3, allowed_token_ids=(end,), ignore_eos=True, **fields)
+    [choice] = llm.generate(QUESTION, params)[0].outputs
+    assert (choice.text, len(choice.token_ids)) == (text, num_tokens)
 
 
 def test_calls_from_several_threads_take_turns(llm: LLM) -> None:

@@ -15,6 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import uvloop
@@ -27,12 +28,14 @@ from everystop.core.policy import make_policy
 from everystop.core.request import SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.engine.engine import Engine
+from everystop.model.messages import PLAIN, ChatOptions
 from everystop.server.listener import listen
 from everystop.server.protocol import Accepted
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
 
 EOS, CONTROL, VOCAB = 256, 257, 258
+CONTROL_TEXTS = {EOS: b"<end>", CONTROL: b"<control>"}
 MODEL = "parrot"
 DEADLINE_S = 20.0
 
@@ -40,11 +43,14 @@ DEADLINE_S = 20.0
 class ParrotDecoder:
     """Incremental UTF-8 over byte tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, skip_special_tokens: bool = True) -> None:
+        self._skips = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token_id: int) -> str:
-        return self._decoder.decode(bytes([token_id])) if token_id < 256 else ""
+        if token_id < 256:
+            return self._decoder.decode(bytes([token_id]))
+        return "" if self._skips else CONTROL_TEXTS[token_id].decode()
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -54,10 +60,14 @@ class ParrotTexts:
     """What the board needs of a tokenizer."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id]) if token_id < 256 else (b"<end>", b"<control>")[token_id - 256]
+        return bytes([token_id]) if token_id < 256 else CONTROL_TEXTS[token_id]
 
-    def text_decoder(self) -> ParrotDecoder:
-        return ParrotDecoder()
+    def text_decoder(self, *, skip_special_tokens: bool = True) -> ParrotDecoder:
+        return ParrotDecoder(skip_special_tokens=skip_special_tokens)
+
+    def with_control_stops(self, params: SamplingParams) -> SamplingParams:
+        ids = tuple(i for i, text in CONTROL_TEXTS.items() if text.decode() in params.stop)
+        return replace(params, stop_token_ids=(*params.stop_token_ids, *ids))
 
 
 class ParrotRunner:
@@ -95,12 +105,22 @@ class ParrotRunner:
         """Nothing to release."""
 
 
-def encode_chat(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The contents of all messages, one after the other; refuses two turns of one role in a row."""
+def encode_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions = PLAIN) -> list[int]:
+    """The contents of all messages, one after the other; refuses two turns of one role in a row.
+
+    What the options change is written behind them.
+    """
     for one, next_one in itertools.pairwise(messages):
         if one["role"] == next_one["role"]:
             raise ChatTemplateError("roles must alternate")
-    return list("".join(message["content"] for message in messages).encode())
+    changed = {
+        field.name: value
+        for field in fields(options)
+        if (value := getattr(options, field.name)) != getattr(PLAIN, field.name)
+    }
+    return list(
+        ("".join(message["content"] for message in messages) + (json.dumps(changed) if changed else "")).encode()
+    )
 
 
 class ParrotServer:
@@ -120,6 +140,7 @@ class ParrotServer:
         self._tenant_names = tuple(tenants.by_name) if tenants is not None else ()
         self._has_priorities = options.pop("has_priorities", False)
         self._has_targets = options.pop("has_targets", False)
+        self._gives_metrics = options.pop("gives_metrics", False)
         self._names_tenants = tenants is not None and tenants.user
         self.load_gate = threading.Event()
         self.before_long_encode: Callable[[], None] = lambda: None
@@ -148,6 +169,7 @@ class ParrotServer:
                 has_priorities=self._has_priorities,
                 has_targets=self._has_targets,
                 names_tenants=self._names_tenants,
+                gives_metrics=self._gives_metrics,
             ),
             encode=self._encode,
             encode_chat=encode_chat,
@@ -155,14 +177,16 @@ class ParrotServer:
                 policy=self._policy_name, max_num_seqs=self._max_num_seqs, max_num_batched_tokens=64, block_size=16
             ),
             num_blocks=self.num_blocks,
+            fingerprint="fp_parrot",
             max_sequences=self._max_sequences,
             tenant_names=self._tenant_names,
         )
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """The bytes, and "(bare)" behind them where nothing special is to be added."""
         if len(text) > 10_000:
             self.before_long_encode()
-        return list(text.encode())
+        return list(text.encode() + (b"" if add_special else b"(bare)"))
 
     def _run(self) -> None:
         async def main() -> int:

@@ -39,7 +39,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy (ties to the lowest id). `top_k` 0 means all. `logprobs` is None for none, 0 for the
     chosen token only, k for the k best beside it. `seed` None is replaced by a number at the edge. `max_tokens` None
-    means as many as fit.
+    means as many as fit. `skip_special_tokens` keeps control tokens out of the text, `include_stop_str_in_output` keeps
+    in it what ended it; neither changes a token.
     """
 
     max_tokens: int | None = None
@@ -59,6 +60,8 @@ class SamplingParams:
     logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
 
     # What every way in takes: bounds that are whole numbers ask for whole numbers.
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {

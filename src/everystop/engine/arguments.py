@@ -40,8 +40,9 @@ def check_params(params: Any, num_valid_tokens: int) -> None:
             raise _wrong(name, value, f"{kind} from {low} to {high}")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise _wrong("min_tokens", params.min_tokens, f"at most max_tokens, which is {params.max_tokens}")
-    if type(params.ignore_eos) is not bool:
-        raise _wrong("ignore_eos", params.ignore_eos, "True or False")
+    for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+        if type(getattr(params, name)) is not bool:
+            raise _wrong(name, getattr(params, name), "True or False")
     _check_lists(params, num_valid_tokens)
 
 

@@ -41,6 +41,14 @@ class TextDecoder(Protocol):
         ...
 
 
+class MakeTextDecoder(Protocol):
+    """Makes a decoder for one sequence."""
+
+    def __call__(self, *, skip_special_tokens: bool) -> TextDecoder:
+        """A decoder at the beginning of its text, with control tokens left out of it or not."""
+        ...
+
+
 class Engine:
     """Runs requests submitted from other threads; `start` it, and `stop` it in the end.
 
@@ -56,7 +64,7 @@ class Engine:
         runner: ModelRunner,
         *,
         eos_token_ids: Sequence[int],
-        make_text_decoder: Callable[[], TextDecoder] | None = None,
+        make_text_decoder: MakeTextDecoder | None = None,
         seed: int | None = None,
         depth: int = 0,
         on_stop: Callable[[], None] | None = None,
@@ -194,7 +202,8 @@ class Engine:
                 self._refused.append(_refusal(request.request_id, error))
                 continue
             if params.stop and self._make_text_decoder is not None:
-                self._stop_watches[request.request_id] = (self._make_text_decoder(), StopMatcher(params.stop))
+                decoder = self._make_text_decoder(skip_special_tokens=params.skip_special_tokens)
+                self._stop_watches[request.request_id] = (decoder, StopMatcher(params.stop))
 
     def _look_at_blocks(self, events: list[Event]) -> None:
         """Add who holds the blocks to a turn's events, if somebody has asked."""

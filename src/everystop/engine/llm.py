@@ -124,6 +124,7 @@ class LLM:
         params = [self._default(prompt) for prompt in prompts] if given is None else _one_each(given, len(prompts))
         for sampling in params:
             check_params(sampling, self.num_valid_tokens)
+        params = [self.tokenizer.with_control_stops(sampling) for sampling in params]
         answers = [
             RequestOutput(prompt, [Completion(k) for k in range(sampling.n)])
             for prompt, sampling in zip(prompts, params, strict=True)
@@ -132,7 +133,7 @@ class LLM:
             self._compute(answers, params)
         for answer, sampling in zip(answers, params, strict=True):
             for choice in answer.outputs:
-                choice.text = self._text(choice, sampling.stop)
+                choice.text = self._text(choice, sampling)
         return answers
 
     def _default(self, prompt: tuple[int, ...]) -> SamplingParams:
@@ -176,11 +177,12 @@ class LLM:
         if output.error is not None:
             raise RequestError(output.error, param=output.error_param, code=output.error_code)
 
-    def _text(self, choice: Completion, stops: tuple[str, ...]) -> str:
-        ends_with_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
-        decoder = self.tokenizer.text_decoder()
-        text = decoder.push(choice.token_ids[:-1] if ends_with_token else choice.token_ids) + decoder.flush()
-        return StopMatcher(stops).feed(text)[0] if stops and isinstance(choice.stop_reason, str) else text
+    def _text(self, choice: Completion, params: SamplingParams) -> str:
+        is_at_string, shows_stop = isinstance(choice.stop_reason, str), params.include_stop_str_in_output
+        drops_last = choice.finish_reason == "stop" and not is_at_string and not shows_stop
+        decoder = self.tokenizer.text_decoder(skip_special_tokens=params.skip_special_tokens)
+        text = decoder.push(choice.token_ids[:-1] if drops_last else choice.token_ids) + decoder.flush()
+        return StopMatcher(params.stop, shows_stop=shows_stop).feed(text)[0] if is_at_string else text
 
     def close(self) -> None:
         """End the engine and free its memory; a call in another thread ends with EngineDead."""

@@ -11,7 +11,7 @@ from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.server.errors import ClientGone, GenerationFailed, Overloaded
-from everystop.server.texts import ChoiceText, Part, TextDecoder
+from everystop.server.texts import ChoiceText, Part, Texts
 
 
 class EngineLike(Protocol):
@@ -25,16 +25,6 @@ class EngineLike(Protocol):
 
     def abort(self, message: Abort) -> None:
         """Forget requests; unknown ids are ignored."""
-
-
-class Texts(Protocol):
-    """What the board needs of a tokenizer."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to a text."""
-
-    def text_decoder(self) -> TextDecoder:
-        """A fresh incremental decoder."""
 
 
 class Generation:
@@ -131,7 +121,7 @@ class Board:
             )
         first_id = self._engine.allocate_ids(num)
         texts = self._texts
-        choices = [ChoiceText(i, texts.text_decoder(), params.stop, texts.token_bytes) for i in range(num)]
+        choices = [ChoiceText(i, texts, params) for i in range(num)]
         generation = Generation(choices, first_id, sum(map(len, prompts)))
         for i, prompt in enumerate(prompts):
             submit = Submit(

@@ -31,17 +31,22 @@ def prepare(model: ServedModel, parse: Parse, body: bytes) -> Prepared:
     prompts = _encode(model, parsed)
     if not all(prompts):
         raise RequestError("the prompt has no tokens; send at least one", param="prompt", code="empty_prompt")
-    return Prepared(parsed, prompts, _with_default_length(parsed.params, prompts, model.accepted))
+    params = model.texts.with_control_stops(parsed.params)
+    return Prepared(parsed, prompts, _with_default_length(params, prompts, model.accepted))
 
 
 def _encode(model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
     limit = model.accepted.max_model_len
     if parsed.messages:
         _check_length("messages", sum(len(message["content"]) for message in parsed.messages), limit)
-        return [tuple(model.encode_chat(parsed.messages))]
+        return [tuple(model.encode_chat(parsed.messages, parsed.chat))]
     for prompt in parsed.prompts:
         _check_length("prompt", len(prompt), limit)
-    return [tuple(model.encode(prompt)) if isinstance(prompt, str) else prompt for prompt in parsed.prompts]
+    add_special = parsed.add_special_tokens
+    return [
+        tuple(model.encode(prompt, add_special=add_special)) if isinstance(prompt, str) else prompt
+        for prompt in parsed.prompts
+    ]
 
 
 def _check_length(name: str, length: int, limit_tokens: int) -> None:

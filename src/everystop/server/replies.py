@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from everystop.server.errors import error_object
 from everystop.server.texts import Part, Piece, TokenInfo
 
 DONE = b"data: [DONE]\n\n"
+NO_MARKS: Mapping[str, str | None] = MappingProxyType({"system_fingerprint": None})
 
 
 def token_text(token: bytes) -> str:
@@ -24,14 +26,19 @@ def token_text(token: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
-def usage_object(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
-    """`usage`: a prompt counts once however many choices it has."""
-    return {
+def usage_object(
+    num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int | None = None
+) -> dict[str, Any]:
+    """`usage`: a prompt counts once however many choices it has; no details where cached tokens are not known yet."""
+    usage: dict[str, Any] = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
     }
+    if num_cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": num_cached_tokens}
+        usage["completion_tokens_details"] = {"reasoning_tokens": 0}
+    return usage
 
 
 def error_event(error: Exception) -> bytes:
@@ -40,22 +47,33 @@ def error_event(error: Exception) -> bytes:
 
 
 class ReplyWriter:
-    """One reply's id, time and model; subclasses know the shapes of chat and of completions."""
+    """One reply's id, time and model; subclasses know the shapes of chat and of completions.
+
+    `marks` are fields of the answer and of each of its chunks, the same from the first to the last.
+    """
 
     prefix: str
     whole_object: str
     chunk_object: str
 
-    def __init__(self, model: str, *, include_usage: bool = False) -> None:
+    def __init__(self, model: str, *, include_usage: bool = False, marks: Mapping[str, str | None] = NO_MARKS) -> None:
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self.model = model
         self._head = (
             f'data: {{"id":"{self.id}","object":"{self.chunk_object}","created":{self.created},'
-            f'"model":{json.dumps(model)},"choices":['
+            f'"model":{json.dumps(model)},{_members(marks)}"choices":['
         )
+        self._marks = marks
         self._include_usage = include_usage
-        self._tail = '],"usage":null}\n\n' if include_usage else "]}\n\n"
+        self._beside: dict[str, Any] = {}
+        self._tail = ""
+        self.attach({})
+
+    def attach(self, beside: dict[str, Any]) -> None:
+        """Have these fields beside the choices of what is written from now on, instead of those before."""
+        self._beside = {"usage": None, **beside} if self._include_usage else beside
+        self._tail = "]" + "".join(f',"{name}":{json.dumps(value)}' for name, value in self._beside.items()) + "}\n\n"
 
     def first_event(self, index: int) -> bytes:
         """What opens choice `index` before its first piece."""
@@ -80,7 +98,8 @@ class ReplyWriter:
         """The last event before DONE, where the client asked for it."""
         if not self._include_usage:
             return b""
-        return f'{self._head}],"usage":{json.dumps(usage)}}}\n\n'.encode()
+        self.attach({**self._beside, "usage": usage})
+        return (self._head + self._tail).encode()
 
     def whole(self, texts: Sequence[list[Piece]], reasons: Sequence[str], usage: dict[str, Any]) -> bytes:
         """The body of a reply that is not streamed."""
@@ -91,7 +110,9 @@ class ReplyWriter:
                 "object": self.whole_object,
                 "created": self.created,
                 "model": self.model,
+                **self._marks,
                 "choices": choices,
+                **self._beside,
                 "usage": usage,
             }
         )
@@ -107,8 +128,8 @@ class ChatWriter(ReplyWriter):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, model: str, *, include_usage: bool = False, logprobs: bool = False) -> None:
-        super().__init__(model, include_usage=include_usage)
+    def __init__(self, model: str, *, logprobs: bool = False, **options: Any) -> None:
+        super().__init__(model, **options)
         self._logprobs = logprobs
 
     def first_event(self, index: int) -> bytes:
@@ -155,8 +176,8 @@ class CompletionWriter(ReplyWriter):
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, model: str, *, include_usage: bool = False, num_logprobs: int | None = None) -> None:
-        super().__init__(model, include_usage=include_usage)
+    def __init__(self, model: str, *, num_logprobs: int | None = None, **options: Any) -> None:
+        super().__init__(model, **options)
         self._num_logprobs = num_logprobs
 
     def first_event(self, index: int) -> bytes:
@@ -197,6 +218,11 @@ class CompletionWriter(ReplyWriter):
 
     def _alternatives(self, info: TokenInfo) -> dict[str, float]:
         return {token_text(token): logprob for token, logprob in (*info.top, (info.token, info.logprob))}
+
+
+def _members(marks: Mapping[str, str | None]) -> str:
+    """Members of a JSON object, each with a comma behind it."""
+    return "".join(f'"{name}":{json.dumps(value)},' for name, value in marks.items())
 
 
 def _chat_token(token: bytes, logprob: float) -> dict[str, Any]:

@@ -156,14 +156,12 @@ class Endpoints:
             ttft_target_ns=parsed.ttft_target_ns,
             itl_target_ns=parsed.itl_target_ns,
         )
-        writer = _writer(parsed)
+        writer = _writer(parsed, model.fingerprint)
         request.scope["answer_name"] = writer.id
         client = _client(request.scope, writer.id, generation, request.scope.get("received_ns", read_ns))
         self._state.came(client)
-        if parsed.stream:
-            progress = parsed.include_progress
-            return StreamReply(self._state, generation, client, writer, params.n, tells_progress=progress)
-        return WholeReply(self._state, generation, client, writer, params.n)
+        reply = StreamReply if parsed.stream else WholeReply
+        return reply(self._state, generation, client, writer, params.n, parsed.wishes)
 
     async def explain(self, request: Request) -> Response:
         """Why a request takes, or took, as long as it does."""
@@ -213,11 +211,13 @@ def _client(scope: Scope, name: str, generation: Generation, received_ns: int) -
     )
 
 
-def _writer(parsed: Parsed) -> ReplyWriter:
-    logprobs, include_usage = parsed.params.logprobs, parsed.include_usage
+def _writer(parsed: Parsed, fingerprint: str | None) -> ReplyWriter:
+    logprobs = parsed.params.logprobs
+    marks = {"system_fingerprint": fingerprint, **({"service_tier": "default"} if parsed.wishes.tier else {})}
+    options: dict[str, Any] = {"include_usage": parsed.wishes.usage, "marks": marks}
     if parsed.messages:
-        return ChatWriter(parsed.model, include_usage=include_usage, logprobs=logprobs is not None)
-    return CompletionWriter(parsed.model, include_usage=include_usage, num_logprobs=logprobs)
+        return ChatWriter(parsed.model, logprobs=logprobs is not None, **options)
+    return CompletionWriter(parsed.model, num_logprobs=logprobs, **options)
 
 
 def _json(value: Any, status: int = 200) -> Response:

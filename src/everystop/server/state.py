@@ -14,11 +14,13 @@ from everystop.core.durations import NS_PER_S
 from everystop.core.errors import Draining, EngineDead
 from everystop.core.events import Event
 from everystop.engine.messages import StepOutput
+from everystop.model.messages import PLAIN, ChatOptions
 from everystop.observe.history import Client, History
 from everystop.observe.metrics import Metrics
-from everystop.server.board import Board, EngineLike, Texts
+from everystop.server.board import Board, EngineLike
 from everystop.server.errors import Loading
 from everystop.server.protocol import Accepted
+from everystop.server.texts import Texts
 
 logger = logging.getLogger(__name__)
 
@@ -54,23 +56,37 @@ class EngineLimits:
     block_size: int
 
 
+class Encode(Protocol):
+    """Turns a raw text prompt into token ids; any thread may call it."""
+
+    def __call__(self, text: str, *, add_special: bool = True) -> Sequence[int]:
+        """The ids, with what the model's tokenizer puts around a text or without; raises RequestError."""
+
+
+class EncodeChat(Protocol):
+    """Turns validated messages into token ids; any thread may call it."""
+
+    def __call__(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = PLAIN) -> Sequence[int]:
+        """The ids of what the chat template writes; raises RequestError."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """All that a loader hands over: a model that can be asked.
 
-    `encode` turns a text prompt into token ids, `encode_chat` validated messages; both may be called from any thread
-    and raise RequestError. `num_blocks` is the size of the KV cache; `max_sequences` bounds what the engine may hold,
-    running or queued. `tenant_names` are those that metrics tell apart. `on_answered` is told of each HTTP request once
-    its answer is done.
+    `fingerprint` names what determines an answer: version, model, arithmetic, instruction set. `num_blocks` is the size
+    of the KV cache; `max_sequences` bounds what the engine may hold, running or queued. `tenant_names` are those that
+    metrics tell apart. `on_answered` is told of each HTTP request once its answer is done.
     """
 
     engine: ServedEngine
     texts: Texts
     accepted: Accepted
-    encode: Callable[[str], Sequence[int]]
-    encode_chat: Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]
+    encode: Encode
+    encode_chat: EncodeChat
     limits: EngineLimits
     num_blocks: int
+    fingerprint: str | None = None
     max_sequences: int = 4096
     tenant_names: tuple[str, ...] = ()
     on_answered: Callable[[Client], None] | None = None

@@ -12,12 +12,15 @@ from starlette.types import Receive, Scope, Send
 
 from everystop.core.errors import EverystopError
 from everystop.observe.history import Client
+from everystop.observe.request_clock import RequestClock, RequestTimes
 from everystop.server.board import Generation
 from everystop.server.errors import ClientGone, failure_response
 from everystop.server.inquiry import progress_line
 from everystop.server.replies import DONE, ReplyWriter, error_event, usage_object
 from everystop.server.state import ServerState
-from everystop.server.texts import Part, Piece
+from everystop.server.texts import Gathering, Part, Piece
+from everystop.server.times import metrics_object, timings_object
+from everystop.server.wishes import NO_WISHES, Wishes
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +40,13 @@ class Reply:
     """
 
     def __init__(
-        self, state: ServerState, generation: Generation, client: Client, writer: ReplyWriter, num_choices: int
+        self,
+        state: ServerState,
+        generation: Generation,
+        client: Client,
+        writer: ReplyWriter,
+        num_choices: int,
+        wishes: Wishes = NO_WISHES,
     ) -> None:
         self._state = state
         self._board = state.board
@@ -45,6 +54,10 @@ class Reply:
         self._client = client
         self._writer = writer
         self._num_choices = num_choices
+        self._wishes = wishes
+        self._clock: RequestClock | None = None
+        if client.num == 1 and (wishes.metrics or wishes.timings):
+            self._clock = RequestClock(state.history, client)
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,6 +112,21 @@ class Reply:
         num_output = sum(choice.num_tokens for choice in choices)
         return usage_object(self._generation.num_prompt_tokens, num_output, num_cached)
 
+    def _times(self) -> RequestTimes | None:
+        """What is known of the request's times; of several sequences nothing. No fault in this may cost the answer."""
+        try:
+            return None if self._clock is None else self._clock.read()
+        except Exception:
+            logger.exception("the times of a request could not be read; serving goes on")
+            return None
+
+    def _attach_times(self) -> None:
+        """Have what the client wants to know of times beside the end of its answer."""
+        if self._wishes.metrics or self._wishes.timings:
+            times = self._times()
+            beside = {"metrics": metrics_object(times)} if self._wishes.metrics else {}
+            self._writer.attach(beside | ({"timings": timings_object(times)} if self._wishes.timings else {}))
+
 
 class WholeReply(Reply):
     """One JSON body once all choices have ended."""
@@ -110,6 +138,7 @@ class WholeReply(Reply):
                 if part.piece is not None:
                     texts[part.choice].append(part.piece)
         reasons = [choice.finish_reason or "" for choice in self._generation.choices]
+        self._attach_times()
         body = self._writer.whole(texts, reasons, self._usage())
         await self._start(send, [*JSON_HEADERS, (b"content-length", b"%d" % len(body))])
         self._note_first()
@@ -119,13 +148,14 @@ class WholeReply(Reply):
 class StreamReply(Reply):
     """Server-sent events, one a piece. It begins with the first output, so what the engine refuses is a plain 400.
 
-    With `tells_progress` it may begin earlier, with comments that say how the request waits; then a refusal is an
-    event.
+    A client that wishes to be told of progress may get comments before, which say how the request waits; then a refusal
+    is an event.
     """
 
-    def __init__(self, *args: Any, tells_progress: bool = False) -> None:
-        super().__init__(*args)
-        self._tells_progress = tells_progress
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._num_output = 0  # tokens of the choices as far as chunks have told of them
+        self._counted: dict[int, int] = {}
 
     async def _send(self, send: Send) -> None:
         try:
@@ -147,23 +177,44 @@ class StreamReply(Reply):
     async def _stream(self, send: Send) -> None:
         generation, writer = self._generation, self._writer
         opened: set[int] = set()
+        tells_more = self._wishes.continuous_usage or self._wishes.timings
+        gather = Gathering(generation.choices, self._wishes.interval) if self._wishes.interval > 1 else None
         while generation.num_unfinished:
             events: list[bytes] = []
             try:
-                for part in await self._parts(send):
+                parts = await self._parts(send)
+                for part in parts if gather is None else gather.of(parts):
+                    if tells_more:
+                        self._attach_so_far(part.choice)
                     if part.choice not in opened:
                         opened.add(part.choice)
                         events.append(writer.first_event(part.choice))
                     events.append(writer.event(part))
+            except EverystopError:
+                events += [] if gather is None else map(writer.event, gather.rest())
+                raise
             finally:  # what came before a failure is sent before it
                 if events:
                     await self._send_events(send, b"".join(events))
                     self._note_first()
+        self._attach_times()
         await send({"type": "http.response.body", "body": writer.usage_event(self._usage()) + DONE})
+
+    def _attach_so_far(self, index: int) -> None:
+        """Have what the client wants in every chunk beside the next one, which is of choice `index`."""
+        beside: dict[str, Any] = {}
+        if self._wishes.continuous_usage:
+            num_tokens = self._generation.choices[index].num_tokens
+            self._num_output += num_tokens - self._counted.get(index, 0)
+            self._counted[index] = num_tokens
+            beside["usage"] = usage_object(self._generation.num_prompt_tokens, self._num_output)
+        if self._wishes.timings:
+            beside["timings"] = timings_object(self._times())
+        self._writer.attach(beside)
 
     async def _parts(self, send: Send) -> Iterator[Part]:
         """The next outputs; meanwhile a client that wants to know is told every second how it waits."""
-        if not self._tells_progress:
+        if not self._wishes.progress:
             return await self._board.parts(self._generation)
         news = asyncio.ensure_future(self._board.parts(self._generation))
         try:

@@ -1,0 +1,60 @@
+"""What a client wants to be told beside the text of an answer, and in which portions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from everystop.core.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a client wants beside the text: `usage` at the end of a stream and in each chunk, how it waits, its times in
+    two dialects, the answer's tier; and how many tokens a chunk holds.
+    """
+
+    usage: bool = False
+    continuous_usage: bool = False
+    progress: bool = False
+    metrics: bool = False
+    timings: bool = False
+    tier: bool = False
+    interval: int = 1
+
+
+NO_WISHES = Wishes()
+
+
+def read_wishes(values: Mapping[str, Any], *, gives_metrics: bool) -> Wishes:
+    """Of a body's fields; `gives_metrics` holds where it is silent. Raises RequestError for what cannot be given."""
+    stream, options = values.get("stream", False), values.get("stream_options", {})
+    for name in ("stream_options", "stream_interval"):
+        if name in values and not stream:
+            raise RequestError(f"{name} needs stream = true", param=name)
+    usage = options.get("include_usage", False)
+    if values.get("include_metrics") and stream and not usage:
+        raise RequestError(
+            "include_metrics needs stream_options.include_usage = true in a stream: it comes with the usage",
+            param="include_metrics",
+        )
+    return Wishes(
+        usage=usage,
+        continuous_usage=options.get("continuous_usage_stats", False),
+        progress=options.get("include_progress", False),
+        metrics=values.get("include_metrics", gives_metrics),
+        timings=values.get("timings_per_token", False),
+        tier="service_tier" in values,
+        interval=values.get("stream_interval", 1),
+    )
+
+
+def check_sequences(wishes: Wishes, num_sequences: int) -> None:
+    """Raise RequestError for what only a request of one sequence can be given."""
+    if wishes.timings and num_sequences > 1:
+        raise RequestError(
+            f"timings_per_token needs one prompt and n = 1, and here are {num_sequences:,} sequences with times of "
+            "their own",
+            param="timings_per_token",
+        )
