@@ -48,6 +48,8 @@ def test_reader_and_schema_agree(name: str, row: Field, data: st.DataObject) -> 
         (fields.number(0.0, 2.0), [0, 2, 1.5], [-0.1, 2.1, True, "1"]),
         (fields.string(3), ["", "abc"], ["abcd", 1]),
         (fields.boolean(), [True, False], [0, 1, "true"]),
+        (fields.one_of("a", "b"), ["a", "b"], ["c", "", 1, ["a"]]),
+        (fields.texts(2, 3), [[], ["", "abc"]], [["abcd"], ["a"] * 3, "a", [1], {}]),
         (fields.only(1, [], why="…"), [1, 1.0, []], [True, 2, [1], {}]),
         (fields.only(why="…"), [], [True, 2, "", [], {}]),
         (fields.token_ids(2), [[], [1, 2]], [[1, 2, 3], [1.0], [True], 1]),

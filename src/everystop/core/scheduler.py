@@ -227,7 +227,10 @@ class Scheduler:
                 plan.num_padded_rows += 1
 
     def update(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[Event]:
-        """Take a step's result back: append tokens, finish, free. Returns all events since the last call."""
+        """Take a step's result back: append tokens, finish, free. Returns all events since the last call.
+
+        Whatever came for those who have ended since the plan was made is dropped, from `result.prompt_logprobs` too.
+        """
         outstanding = self.batch.outstanding.popleft()
         assert outstanding.plan is plan
         assert len(result.rows) == len(plan.rows)
@@ -240,6 +243,7 @@ class Scheduler:
             if epoch < 0 or request.state is RequestState.FINISHED:
                 num_wasted += 1
                 accepted.append(())
+                result.prompt_logprobs.pop(request.request_id, None)
                 continue
             if request.epoch == epoch:
                 request.num_computed_tokens += num_tokens
@@ -315,6 +319,8 @@ class Scheduler:
             self.kv.publish(request, request.num_computed_tokens)
         if self._siblings.has_parked(request) and request.num_computed_tokens >= request.num_prompt_tokens - 1:
             self.roster.unpark(request, now_ns)
+        if not tokens and request.is_prefilled:
+            reason = FinishReason.LENGTH
         if reason is not None:
             self._finish(request, reason, detail, now_ns)
         return tokens[:num_accepted]
@@ -327,7 +333,7 @@ class Scheduler:
         if request.request_id in self.batch.running:
             self._alight(request)
         self.roster.leave(request, now_ns)
-        if self.admission is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if self.admission is not None and reason in (FinishReason.STOP, FinishReason.LENGTH) and request.max_tokens:
             self.admission.lengths.add(request.num_output_tokens)
         self.roster.events.append(FinishEvent.of(request, now_ns, self._next_step_id - 1, slot, reason, detail))
 
@@ -336,6 +342,6 @@ class Scheduler:
         slot_use = self.policy.slot_use
         completed = request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         if completed and slot_use is not SlotUse.FREE:
-            self.batch.hold(request, padded=slot_use is SlotUse.PADDED)
+            self.batch.hold(request, padded=slot_use is SlotUse.PADDED and request.num_output_tokens > 0)
         else:
             self.batch.end(request)

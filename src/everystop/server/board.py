@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.server.errors import ClientGone, GenerationFailed, Overloaded
-from everystop.server.texts import ChoiceText, Part, Texts
+from everystop.server.prompt_report import PromptReport
+from everystop.server.texts import Choice, ChoiceText, Part, Texts
 
 
 class EngineLike(Protocol):
@@ -20,15 +21,21 @@ class EngineLike(Protocol):
     def allocate_ids(self, n: int) -> int:
         """The first of n consecutive request ids."""
 
-    def submit(self, message: Submit) -> None:
-        """Queue a request; raises EngineDead."""
+    def submit(self, message: Submit) -> int:
+        """Queue a request; returns the seed that it is drawn with. Raises EngineDead."""
 
     def abort(self, message: Abort) -> None:
         """Forget requests; unknown ids are ignored."""
 
 
+MakeChoice = Callable[[int, Texts, SamplingParams], Choice]
+
+
 class Generation:
-    """One client request on its way: all choices of all its prompts; iterate with `parts`."""
+    """One client request on its way: all choices of all its prompts; iterate with `parts`.
+
+    `seed` is what its last prompt's choices are drawn with, `report` gathers what the answer says of its prompts.
+    """
 
     __slots__ = (
         "_failure",
@@ -39,11 +46,17 @@ class Generation:
         "first_id",
         "num_prompt_tokens",
         "num_unfinished",
+        "report",
+        "seed",
         "submitted_ns",
     )
 
-    def __init__(self, choices: list[ChoiceText], first_id: int, num_prompt_tokens: int) -> None:
+    def __init__(
+        self, choices: list[Choice], first_id: int, num_prompt_tokens: int, report: PromptReport | None = None
+    ) -> None:
         self.choices = choices
+        self.report = report
+        self.seed = 0
         self.first_id = first_id
         self.submitted_ns = time.monotonic_ns()
         self.by_id = {first_id + i: choice for i, choice in enumerate(choices)}
@@ -107,6 +120,8 @@ class Board:
         cache_salt: str = "",
         ttft_target_ns: int | None = None,
         itl_target_ns: int | None = None,
+        make_choice: MakeChoice = ChoiceText,
+        report: PromptReport | None = None,
     ) -> Generation:
         """Submit every prompt with its n choices; choice k of prompt i has index i·n + k.
 
@@ -120,14 +135,13 @@ class Board:
                 retry_after_s=1,
             )
         first_id = self._engine.allocate_ids(num)
-        texts = self._texts
-        choices = [ChoiceText(i, texts, params) for i in range(num)]
-        generation = Generation(choices, first_id, sum(map(len, prompts)))
+        choices = [make_choice(i, self._texts, params) for i in range(num)]
+        generation = Generation(choices, first_id, sum(map(len, prompts)), report)
         for i, prompt in enumerate(prompts):
             submit = Submit(
                 first_id + i * params.n, prompt, params, tenant, priority, cache_salt, ttft_target_ns, itl_target_ns
             )
-            self._engine.submit(submit)
+            generation.seed = self._engine.submit(submit)
         self._by_id.update(dict.fromkeys(generation.by_id, generation))
         return generation
 
@@ -168,13 +182,15 @@ class Board:
         return self._read(generation, await generation.outputs())
 
     def _read(self, generation: Generation, outputs: list[StepOutput]) -> Iterator[Part]:
+        if generation.report is not None:
+            outputs = generation.report.ready(outputs, generation.first_id)
         for output in outputs:
             _raise_failure(output)
             choice = generation.by_id[output.request_id]
             if choice.finish_reason is None:
                 yield from self._take(generation, choice, output)
 
-    def _take(self, generation: Generation, choice: ChoiceText, output: StepOutput) -> Iterator[Part]:
+    def _take(self, generation: Generation, choice: Choice, output: StepOutput) -> Iterator[Part]:
         for piece in choice.take(output):
             yield Part(choice.index, piece)
         if choice.finish_reason is not None:

@@ -14,9 +14,9 @@ from everystop.core.errors import EverystopError
 from everystop.observe.history import Client
 from everystop.observe.request_clock import RequestClock, RequestTimes
 from everystop.server.board import Generation
-from everystop.server.errors import ClientGone, failure_response
+from everystop.server.errors import ClientGone, dialect_of, failure_response
 from everystop.server.inquiry import progress_line
-from everystop.server.replies import DONE, ReplyWriter, error_event, usage_object
+from everystop.server.replies import ReplyWriter, usage_object
 from everystop.server.state import ServerState
 from everystop.server.texts import Gathering, Part, Piece
 from everystop.server.times import metrics_object, timings_object
@@ -88,7 +88,7 @@ class Reply:
         except Exception as error:
             if self._started:
                 raise
-            await failure_response(error)(scope, receive, send)
+            await failure_response(error, dialect_of(scope))(scope, receive, send)
         self._note_end()
 
     async def _send(self, send: Send) -> None:
@@ -167,7 +167,7 @@ class StreamReply(Reply):
                 raise
             if not isinstance(error, EverystopError):
                 logger.error("unforeseen error in a stream", exc_info=error)
-            await send({"type": "http.response.body", "body": error_event(error) + DONE})
+            await send({"type": "http.response.body", "body": self._writer.failed(error)})
 
     async def _send_events(self, send: Send, events: bytes) -> None:
         if not self._started:
@@ -198,7 +198,7 @@ class StreamReply(Reply):
                     await self._send_events(send, b"".join(events))
                     self._note_first()
         self._attach_times()
-        await send({"type": "http.response.body", "body": writer.usage_event(self._usage()) + DONE})
+        await send({"type": "http.response.body", "body": writer.ended(self._usage())})
 
     def _attach_so_far(self, index: int) -> None:
         """Have what the client wants in every chunk beside the next one, which is of choice `index`."""
