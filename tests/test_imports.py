@@ -128,6 +128,7 @@ ALLOWED = {
         "everystop.config",
         "everystop.tenants",
         "everystop.core.events",
+        "everystop.core.fitting",
         LOGPROBS,
         PARAMS,
         ERRORS,
