@@ -229,11 +229,12 @@ class Queue:
 
     def _full(self, num_reqs: int, num_tokens: int) -> Overloaded:
         limits, seconds = self.limits, self._rate.seconds_for(self.num_tokens)
+        rate = self._rate.tokens_per_s
         return Overloaded(
             f"the queue is full: waiting {self.num_reqs:,} of at most {limits.max_num_reqs:,} requests "
             f"(--max-num-queued-reqs) with {self.num_tokens:,} of at most {limits.max_num_tokens:,} prompt tokens "
-            f"(--max-num-queued-tokens), so {num_reqs:,} more with about {num_tokens:,} cannot be taken; lately {self._rate.tokens_per_s:,.0f} tokens a "
-            f"second have got a place; try again in {seconds:,} s",
+            f"(--max-num-queued-tokens), so {num_reqs:,} more with about {num_tokens:,} cannot be taken; lately "
+            f"{rate:,.0f} prompt tokens a second have got a place to run; try again in {seconds:,} s",
             retry_after_s=seconds,
         )
 
