@@ -43,7 +43,7 @@ def prepare(model: ServedModel, parse: Parse, body: bytes, admit: Callable[[int]
     if parsed.bad_words:
         spell = partial(model.encode, add_special=False)
         params = replace(params, bad_word_ids=bad_word_ids(parsed.bad_words, spell))
-    params = _with_default_length(params, prompts, model.accepted)
+    params = _with_default_length(params, prompts, model)
     for prompt in prompts:
         check_fits(len(prompt), params.max_tokens, model.limit_tokens)
     return Prepared(parsed, prompts, params)
@@ -92,9 +92,9 @@ def check_length(name: str, length: int, limit_tokens: int) -> None:
         )
 
 
-def _with_default_length(params: SamplingParams, prompts: list[tuple[int, ...]], accepted: Accepted) -> SamplingParams:
+def _with_default_length(params: SamplingParams, prompts: list[tuple[int, ...]], model: ServedModel) -> SamplingParams:
     """Where a request is silent, the model's recommended output length as far as it fits; else all that fits."""
-    default = accepted.defaults.max_tokens
+    default = model.accepted.defaults.max_tokens
     if params.max_tokens is not None or default is None:
         return params
-    return replace(params, max_tokens=max(1, min(default, accepted.max_model_len - max(map(len, prompts)))))
+    return replace(params, max_tokens=max(1, min(default, model.limit_tokens - max(map(len, prompts)))))
