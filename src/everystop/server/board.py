@@ -170,6 +170,7 @@ class Board:
 
     def deliver(self, outputs: Sequence[StepOutput]) -> None:
         """One step's outputs; those of forgotten requests are dropped."""
+        self.queue.catch_up()
         by_id = self._by_id
         for output in outputs:
             generation = by_id.get(output.request_id)

@@ -182,7 +182,6 @@ class Service:
         """Take in what has happened, and say what was slow."""
         assert self.state.metrics is not None
         try:
-            self.state.board.queue.catch_up()
             self.state.metrics.catch_up()
             self.state.history.catch_up()
             if self._slow_log is not None:
