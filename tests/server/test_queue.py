@@ -200,6 +200,9 @@ def test_what_is_being_prepared_has_its_place_in_the_queue() -> None:
         assert (queue.num_reqs, queue.num_tokens) == (2, 200)
         with pytest.raises(Overloaded, match="waiting 2 of at most 2"):
             queue.check_bytes(1, 0)
+        queue.check_num(1, num_reserved=1)  # it is one of those two
+        with pytest.raises(Overloaded):
+            queue.check_num(2, num_reserved=1)
     assert (queue.num_reqs, queue.num_tokens) == (0, 0)
     with pytest.raises(ValueError, match="refused"), queue.reserved(400):
         raise ValueError("refused")
