@@ -122,6 +122,7 @@ ALLOWED = {
     },
     "everystop.server": {
         "everystop.engine",
+        "everystop.model.bad_words",
         "everystop.model.messages",
         "everystop.model.tokenizer",
         "everystop.observe",

@@ -5,11 +5,13 @@ The parrot gives the prompt's token at position p the log-probability -p/8 and r
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
 import pytest
 from tests.server.parrot import CONTROL, EOS, ParrotServer, ParrotTexts, parrot
+from tests.server.test_requests import check_sum
 from tests.server.test_streaming import CHAT, COMPLETIONS, reasons_of, texts_of
 
 from everystop.core.errors import RequestError
@@ -17,7 +19,7 @@ from everystop.core.plan import StepPlan, TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import StepOutput
 from everystop.server.prompt_report import PromptReport, report_of
-from everystop.server.protocol import Wishes
+from everystop.server.wishes import Wishes
 
 
 def error_of(answer: tuple[int, Any]) -> dict[str, Any]:
@@ -207,12 +209,33 @@ def test_max_tokens_0_needs_something_to_ask_of_a_chat(server: ParrotServer) -> 
 
 
 def test_more_numbers_than_an_answer_may_hold_are_refused_before_any_work() -> None:
-    texts, prompts = ParrotTexts(), [(1,) * 8000] * 3
+    texts, prompts = ParrotTexts(), [(1,) * 5000] * 2
     report_of(prompts, SamplingParams(prompt_logprobs=19), Wishes(prompt_logprobs=19), texts)
-    with pytest.raises(RequestError, match="504,000"):
+    with pytest.raises(RequestError, match="210,000"):
         report_of(prompts, SamplingParams(prompt_logprobs=20), Wishes(prompt_logprobs=20), texts)
-    with pytest.raises(RequestError, match="960,000"):
+    with pytest.raises(RequestError, match="400,000"):
         report_of(prompts, SamplingParams(prompt_logprobs=9, n=4), Wishes(echo=True), texts)
+
+
+def test_large_answer_is_written_whole(server: ParrotServer) -> None:
+    """Beside the event loop: 16,000 numbers."""
+    [choice] = choices_of(server.complete("abcdefgh" * 100, echo=True, logprobs=19, max_tokens=0))
+    assert len(choice["logprobs"]["top_logprobs"][1]) == 19
+    assert choice["logprobs"]["token_logprobs"] == [None, *(-i / 8 for i in range(1, 800))]
+
+
+def test_request_that_generates_nothing_is_counted_and_explained() -> None:
+    with parrot() as server:
+        _, headers, _ = server.request("POST", COMPLETIONS, {"prompt": "abc", "echo": True, "max_tokens": 0})
+        name = headers["x-request-id"]
+        status, body = server.get(f"/v1/requests/{name}/explain")
+        told = json.loads(body)
+        assert status == 200
+        check_sum(told)
+        assert (told["num_output_tokens"], told["ttft_ns"], told["tokens"]) == (0, None, [])
+        assert server.metric("request_success_total", 'finished_reason="length"') == 1
+        assert server.metric("prompt_tokens_total") == 3
+        assert server.metric("generation_tokens_total") == 0
 
 
 def test_prompt_logprobs_bypass_the_cache_and_the_cache_stays_right() -> None:

@@ -296,13 +296,14 @@ def _refusal(request_id: int, error: RequestError) -> StepOutput:
 
 def _outputs(turn: Turn) -> list[StepOutput]:
     """One output for each request that got a token or ended in this turn, and one before for each whose prompt was
-    scored.
+    scored; those scores are taken out of the result, which a record may keep for a while.
     """
     finished = {event.request_id: event for event in turn.events if isinstance(event, FinishEvent)}
     logprobs = turn.result.logprobs if turn.result is not None else {}
     outputs = []
     if turn.result is not None and turn.result.prompt_logprobs:
-        outputs += [StepOutput(i, (), prompt_logprobs=tuple(e)) for i, e in turn.result.prompt_logprobs.items()]
+        scored, turn.result.prompt_logprobs = turn.result.prompt_logprobs, {}
+        outputs += [StepOutput(i, (), prompt_logprobs=tuple(scores)) for i, scores in scored.items()]
     for event in turn.events:
         if isinstance(event, StepEvent):
             for request_id, tokens in zip(event.plan.rows.request_ids, event.tokens, strict=True):

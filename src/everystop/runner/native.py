@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from everystop.core.plan import Admitted, PromptLogits, StepPlan, StepResult, TokenLogprobs
 from everystop.core.request import SamplingParams
-from everystop.core.rows import Rows
 from everystop.model.spec import DecoderSpec, Float32Array, rope_frequencies
 from everystop.model.weights import LoadedModel
 
@@ -119,7 +118,7 @@ class NativeRunner:
         numbers = np.frombuffer(plan.rows.numbers, dtype=np.int64).reshape(-1, 5)
         copies = np.array(plan.copies, dtype=np.int32) if plan.copies else _NO_COPIES
         scored = [each for each in plan.prompt_logits if each.request_id not in self._not_taken]
-        prompts = _offsets_of(plan.rows, scored) if scored else None
+        prompts = _offsets_of(plan, scored) if scored else None
         tokens = self._decoder.step(numbers, copies, plan.num_padded_rows, prompts).tolist()
         rows: list[tuple[int, ...] | str] = [
             (token,) if token >= 0 else _NO_TOKENS if token == -1 else NOT_FINITE for token in tokens
@@ -248,9 +247,9 @@ class NativeRunner:
             self._decoder.release(_PROBE_ID)
 
 
-def _offsets_of(rows: Rows, scored: list[PromptLogits]) -> npt.NDArray[np.int64]:
-    """What is to be scored as (row, offset in it, number of tokens), int64 [P, 3]."""
-    request_ids, starts = rows.request_ids, rows.starts
+def _offsets_of(plan: StepPlan, scored: list[PromptLogits]) -> npt.NDArray[np.int64]:
+    """What is to be scored of a plan as (row, offset in it, number of tokens), int64 [P, 3]."""
+    request_ids, starts = plan.rows.request_ids, plan.rows.starts
     offsets = []
     for request_id, start, num_tokens in scored:
         row = request_ids.index(request_id)

@@ -16,7 +16,8 @@ from everystop.engine.messages import StepOutput
 from everystop.server.texts import ChoiceText, Piece, ShownToken, Texts, TokenInfo, finite, token_text
 from everystop.server.wishes import Wishes
 
-MAX_ENTRIES = 500_000
+MAX_ENTRIES = 200_000
+LARGE_ENTRIES = 5_000
 
 
 class PromptText:
@@ -39,7 +40,8 @@ class PromptReport:
     """Gathers what the engine says of the prompts, and words it as vLLM does.
 
     The first choice of a prompt brings the log-probabilities for all; outputs of choices that are ahead of it are held
-    until it has. Entry i of a prompt's log-probabilities is that of token i, and the first is null.
+    until it has. Entry i of a prompt's log-probabilities is that of token i, and the first is null. An answer that
+    `is_large` takes long to write.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class PromptReport:
         self._token_bytes = _name_by_id if wishes.names_by_id else texts.token_bytes
         scores = params.prompt_logprobs is not None
         self._prompts = [PromptText(prompt, len(prompt) - 1 if scores else 0) for prompt in prompts]
+        self.is_large = num_entries(prompts, params, wishes) > LARGE_ENTRIES
 
     def make_choice(self, index: int, texts: Texts, params: SamplingParams) -> ChoiceText:
         """A choice whose text begins with the prompt where that is wanted, and tells the ids of its tokens so."""
@@ -155,6 +158,13 @@ class PromptReport:
         return tuple(infos)
 
 
+def num_entries(prompts: Sequence[tuple[int, ...]], params: SamplingParams, wishes: Wishes) -> int:
+    """How many log-probabilities of prompts an answer holds; an echo repeats them for each choice."""
+    if params.prompt_logprobs is None:
+        return 0
+    return sum(map(len, prompts)) * (params.prompt_logprobs + 1) * (params.n if wishes.echo else 1)
+
+
 def report_of(
     prompts: Sequence[tuple[int, ...]], params: SamplingParams, wishes: Wishes, texts: Texts
 ) -> PromptReport | None:
@@ -162,15 +172,13 @@ def report_of(
 
     Raises RequestError for more log-probabilities than may be held for one answer.
     """
-    if params.prompt_logprobs is not None:
-        num_told = params.n if wishes.echo else 1
-        num_entries = sum(map(len, prompts)) * num_told * (params.prompt_logprobs + 1)
-        if num_entries > MAX_ENTRIES:
-            raise RequestError(
-                f"the prompts' log-probabilities would be {num_entries:,} numbers, and at most {MAX_ENTRIES:,} are "
-                "given in one answer; send fewer or shorter prompts, or ask for fewer alternatives",
-                param="prompt_logprobs" if wishes.prompt_logprobs is not None else "logprobs",
-            )
+    num = num_entries(prompts, params, wishes)
+    if num > MAX_ENTRIES:
+        raise RequestError(
+            f"the prompts' log-probabilities would be {num:,} numbers, and at most {MAX_ENTRIES:,} are given in one "
+            "answer; send fewer or shorter prompts, or ask for fewer alternatives",
+            param="logprobs" if wishes.prompt_logprobs is None else "prompt_logprobs",
+        )
     wants = wishes.echo or wishes.prompt_logprobs is not None or wishes.token_ids or wishes.names_by_id
     return PromptReport(prompts, params, wishes, texts) if wants else None
 

@@ -67,19 +67,11 @@ def encode(model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
 
 
 def _cut(model: ServedModel, parsed: Parsed, prompt: tuple[int, ...], *, is_text: bool) -> tuple[int, ...]:
-    """What `truncate_prompt_tokens` keeps of a prompt; what the tokenizer puts before a text stays there."""
+    """What is kept of a prompt; what the tokenizer puts before a text stays there."""
     if parsed.truncation is None:
         return prompt
-    num_kept = parsed.truncation.num_tokens
-    if num_kept < 0:
-        num_kept = max(1, model.accepted.max_model_len - max(1, parsed.params.max_tokens or 1))
-    if len(prompt) <= num_kept:
-        return prompt
-    if not parsed.truncation.keeps_end:
-        return prompt[:num_kept]
-    start = tuple(model.encode("", add_special=True)) if is_text else ()
-    num_start = len(start) if start and prompt[: len(start)] == start and len(start) < num_kept else 0
-    return prompt[:num_start] + prompt[len(prompt) - (num_kept - num_start) :]
+    num_fitting = max(1, model.accepted.max_model_len - max(1, parsed.params.max_tokens or 1))
+    return parsed.truncation.cut(prompt, num_fitting, model.encode("", add_special=True) if is_text else ())
 
 
 def check_length(name: str, length: int, limit_tokens: int) -> None:

@@ -15,7 +15,8 @@ from everystop.model.messages import MESSAGES_SCHEMA, PLAIN, ChatOptions, read_m
 from everystop.server import fields
 from everystop.server.errors import ModelUnknown
 from everystop.server.fields import Effect, Field, wrong
-from everystop.server.wishes import NO_WISHES, Wishes, check_sequences, read_wishes
+from everystop.server.truncation import Truncation, read_truncation
+from everystop.server.wishes import NO_WISHES, Wishes, check_sequences, num_scored, read_wishes
 
 MAX_N = 128
 MAX_PROMPTS = 1024
@@ -48,14 +49,6 @@ class Accepted:
     has_targets: bool = False
     names_tenants: bool = False
     gives_metrics: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """Which tokens of a prompt are kept: `num_tokens` at most, -1 for as many as fit, of its end or its beginning."""
-
-    num_tokens: int
-    keeps_end: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +167,7 @@ def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | No
         **chosen,
         max_tokens=max_tokens,
         logprobs=logprobs,
-        prompt_logprobs=_num_scored(wishes, logprobs),
+        prompt_logprobs=num_scored(wishes, logprobs),
     )
     _check_parameters(params, accepted)
     if max_tokens == 0 and not wishes.echo and wishes.prompt_logprobs is None:
@@ -194,7 +187,7 @@ def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | No
         model=model,
         stream=values.get("stream", False),
         wishes=wishes,
-        truncation=_read_truncation(values),
+        truncation=read_truncation(values),
         bad_words=values.get("bad_words", ()),
         cache_salt=values.get("cache_salt", ""),
         priority=_read_priority(values, accepted),
@@ -212,23 +205,6 @@ def check_model(model: str | None, accepted: Accepted) -> str:
     if model not in accepted.model_names:
         raise ModelUnknown(f"the model {model!r} is not served here; {accepted.model_names[0]!r} is", param="model")
     return model
-
-
-def _num_scored(wishes: Wishes, logprobs: int | None) -> int | None:
-    """How many of the best tokens the engine is to tell in each place of the prompt; None where it need not score it.
-    An echoed prompt has the log-probabilities that the answer has.
-    """
-    asked = [num for num in (wishes.prompt_logprobs, logprobs if wishes.echo else None) if num is not None]
-    return max(asked, default=None)
-
-
-def _read_truncation(values: dict[str, Any]) -> Truncation | None:
-    num_tokens: int | None = values.get("truncate_prompt_tokens")
-    if num_tokens is None:
-        if "truncation_side" in values:
-            raise RequestError("truncation_side needs truncate_prompt_tokens", param="truncation_side")
-        return None
-    return Truncation(num_tokens, keeps_end=values.get("truncation_side", "left") == "left")
 
 
 def _read_priority(values: dict[str, Any], accepted: Accepted) -> int:

@@ -17,7 +17,6 @@ from everystop.server.texts import Part, Piece, TokenInfo, token_text
 
 DONE = b"data: [DONE]\n\n"
 NO_MARKS: Mapping[str, str | None] = MappingProxyType({"system_fingerprint": None})
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def usage_object(
@@ -135,6 +134,10 @@ class ReplyWriter:
         """What a choice says of its own tokens beside text and log-probabilities."""
         return {} if self._report is None else self._report.of_pieces(pieces)
 
+    def _ids_of(self, piece: Piece) -> str:
+        """The same for one piece in a stream, as members of its choice."""
+        return "" if self._report is None else _members(self._report.of_pieces((piece,)))
+
 
 class ChatWriter(ReplyWriter):
     """`chat.completion` and its chunks."""
@@ -156,14 +159,14 @@ class ChatWriter(ReplyWriter):
     def piece_event(self, index: int, piece: Piece) -> bytes:
         """A content delta."""
         logprobs = json.dumps(self._logprobs_object(piece.tokens)) if self._logprobs else "null"
-        return self._event(index, f'{{"content":{json.dumps(piece.text)}}}', logprobs, "null", self._of_pieces(piece))
+        return self._event(index, f'{{"content":{json.dumps(piece.text)}}}', logprobs, "null", self._ids_of(piece))
 
     def finish_event(self, index: int, reason: str) -> bytes:
         """An empty delta with the reason."""
         return self._event(index, "{}", "null", f'"{reason}"')
 
-    def _event(self, index: int, delta: str, logprobs: str, reason: str, more: Mapping[str, Any] = NOTHING) -> bytes:
-        choice = f'{{"index":{index},{_members(more)}"delta":{delta},"logprobs":{logprobs},"finish_reason":{reason}}}'
+    def _event(self, index: int, delta: str, logprobs: str, reason: str, more: str = "") -> bytes:
+        choice = f'{{"index":{index},{more}"delta":{delta},"logprobs":{logprobs},"finish_reason":{reason}}}'
         return (self._head + choice + self._tail).encode()
 
     def _of_prompt(self) -> dict[str, Any]:
@@ -204,19 +207,19 @@ class CompletionWriter(ReplyWriter):
     def first_event(self, index: int) -> bytes:
         """The ids of the prompt, where they are wanted; else completions have no opening event."""
         of_prompt = {} if self._report is None else self._report.opening(index)
-        return self._event(index, '""', "null", "null", of_prompt) if of_prompt else b""
+        return self._event(index, '""', "null", "null", _members(of_prompt)) if of_prompt else b""
 
     def piece_event(self, index: int, piece: Piece) -> bytes:
         """A piece of text."""
         logprobs = "null" if self._num_logprobs is None else json.dumps(self._logprobs_object(piece.tokens))
-        return self._event(index, json.dumps(piece.text), logprobs, "null", self._of_pieces(piece))
+        return self._event(index, json.dumps(piece.text), logprobs, "null", self._ids_of(piece))
 
     def finish_event(self, index: int, reason: str) -> bytes:
         """Empty text with the reason."""
         return self._event(index, '""', "null", f'"{reason}"')
 
-    def _event(self, index: int, text: str, logprobs: str, reason: str, more: Mapping[str, Any] = NOTHING) -> bytes:
-        choice = f'{{"index":{index},{_members(more)}"text":{text},"logprobs":{logprobs},"finish_reason":{reason}}}'
+    def _event(self, index: int, text: str, logprobs: str, reason: str, more: str = "") -> bytes:
+        choice = f'{{"index":{index},{more}"text":{text},"logprobs":{logprobs},"finish_reason":{reason}}}'
         return (self._head + choice + self._tail).encode()
 
     def _choice(self, index: int, pieces: list[Piece], reason: str) -> dict[str, Any]:

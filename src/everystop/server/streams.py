@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -155,7 +156,9 @@ class WholeReply(Reply):
                     texts[part.choice].append(part.piece)
         reasons = [choice.finish_reason or "" for choice in self._generation.choices]
         self._attach_times()
-        body = self._writer.whole(texts, reasons, self._usage())
+        write = partial(self._writer.whole, texts, reasons, self._usage())
+        report = self._generation.report
+        body = await asyncio.to_thread(write) if report is not None and report.is_large else write()
         await self._start(send, [*JSON_HEADERS, (b"content-length", b"%d" % len(body))])
         self._note_first()
         await send({"type": "http.response.body", "body": body})

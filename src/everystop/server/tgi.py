@@ -16,8 +16,9 @@ from everystop.core.request import SamplingParams
 from everystop.server import fields
 from everystop.server.fields import Field, wrong
 from everystop.server.prompts import PREPARE_WORKERS
-from everystop.server.protocol import MAX_N, MAX_STOP_CHARS, MAX_STOPS, RANGES, Accepted, Parsed, Truncation
+from everystop.server.protocol import MAX_N, MAX_STOP_CHARS, MAX_STOPS, RANGES, Accepted, Parsed
 from everystop.server.state import ServedModel
+from everystop.server.truncation import Truncation
 from everystop.server.wishes import NO_WISHES, Wishes
 
 DEFAULT_NEW_TOKENS = 100

@@ -64,6 +64,14 @@ def read_wishes(values: Mapping[str, Any], *, gives_metrics: bool) -> Wishes:
     )
 
 
+def num_scored(wishes: Wishes, logprobs: int | None) -> int | None:
+    """How many of the best tokens the engine is to tell in each place of the prompt; None where it need not score it.
+    An echoed prompt has the log-probabilities that the answer has.
+    """
+    asked = [num for num in (wishes.prompt_logprobs, logprobs if wishes.echo else None) if num is not None]
+    return max(asked, default=None)
+
+
 def check_sequences(wishes: Wishes, num_sequences: int) -> None:
     """Raise RequestError for what only a request of one sequence can be given."""
     if wishes.timings and num_sequences > 1:
