@@ -181,7 +181,7 @@ def test_clients_that_left_before_they_boarded_are_never_computed() -> None:
             for stream in (False, True):
                 with server.held(stream=stream):
                     pass
-            wait_until(lambda: len(server.scheduler.requests) == 1)
+                wait_until(lambda: len(server.scheduler.requests) == 1)
         wait_until(lambda: not server.scheduler.requests)
         assert admitted == {0}
 

@@ -200,6 +200,9 @@ def test_what_is_being_prepared_has_its_place_in_the_queue() -> None:
         assert (queue.num_reqs, queue.num_tokens) == (2, 200)
         with pytest.raises(Overloaded, match="waiting 2 of at most 2"):
             queue.check_bytes(1, 0)
+        queue.check_num(1, num_reserved=1)  # it is one of those two
+        with pytest.raises(Overloaded):
+            queue.check_num(2, num_reserved=1)
     assert (queue.num_reqs, queue.num_tokens) == (0, 0)
     with pytest.raises(ValueError, match="refused"), queue.reserved(400):
         raise ValueError("refused")
@@ -218,8 +221,8 @@ def refusal(queue: Queue, now_ns: int) -> Overloaded:
 def test_retry_after_is_the_queue_by_the_measured_rate() -> None:
     """20 tokens a second got places while others waited, 400 are ahead."""
     queue = make_queue(max_num_reqs=40, max_num_tokens=10_000, num_places=2)
-    fill(queue, num_running=2, num_waiting=42, tokens=10)
-    events: list[Event] = [admit(2, S // 2), admit(3, S), step(40, S)]
+    queue.enter(dict.fromkeys(range(42), 10), 0)
+    events: list[Event] = [admit(0, S // 2), admit(1, S), step(40, S)]
     queue.receive(events)
     error = refusal(queue, S)
     assert error.retry_after_s == 20

@@ -77,7 +77,7 @@ def test_time_in_the_tokenizer_counts() -> None:
         server.before_long_encode = lambda: (gate.wait(0.2), None)[1]
         status, body = server.complete("x" * 15_000, max_tokens=1, timeout=0.1)
         assert (status, body["error"]["code"]) == (504, "request_timeout")
-        assert server.scheduler._next_step_id == 0, "what nobody waits for any more was computed"
+        assert server.engine._next_id == 0, "what nobody waits for any more was submitted"
 
 
 def test_an_answer_in_time_is_an_answer() -> None:

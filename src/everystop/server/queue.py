@@ -179,9 +179,9 @@ class Queue:
         self.catch_up()
         self._check_room(1, self._guess(num_bytes), now_ns)
 
-    def check_num(self, num_reqs: int) -> None:
+    def check_num(self, num_reqs: int, *, num_reserved: int = 0) -> None:
         """Raise RequestError for more sequences than may ever run and wait, and Overloaded for more than there is room
-        for; any thread.
+        for, beside what is reserved for them; any thread.
         """
         if num_reqs > self.max_num_held:
             raise RequestError(
@@ -191,7 +191,7 @@ class Queue:
                 param="n",
                 code="too_many_sequences",
             )
-        if num_reqs > self._room_for_reqs():
+        if num_reqs - num_reserved > self._room_for_reqs():
             raise self._full(num_reqs, 1)
 
     def check(self, num_reqs: int, num_tokens: int, now_ns: int) -> None:

@@ -215,10 +215,11 @@ class Endpoints:
         in the queue meanwhile. Raises ClientGone if nobody waits for it by then.
         """
         queue = self._state.board.queue
-        work = partial(prepare, self._state.model, parse, body, queue.check_num)
+        work = partial(prepare, self._state.model, parse, body)
         if len(body) <= INLINE_BYTES:
-            return work()
+            return work(queue.check_num)
         with queue.reserved(len(body)):
+            work = partial(work, partial(queue.check_num, num_reserved=1))
             prepared = await asyncio.get_running_loop().run_in_executor(self._workers, work)
         self._state.check_open()
         if request.scope.get("has_left", _stays)():
