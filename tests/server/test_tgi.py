@@ -309,7 +309,7 @@ def test_stream_belongs_to_its_own_path(server: ParrotServer) -> None:
 
 
 def test_overload_and_failure_have_tgis_words() -> None:
-    with parrot(max_sequences=1) as server, server.held():
+    with parrot(max_num_seqs=1, max_num_queued_reqs=1) as server, server.held(), server.held():
         status, headers, body = server.request("POST", "/generate", {"inputs": "abc"})
         assert (status, json.loads(body)["error_type"]) == (429, "overloaded")
         assert int(headers["retry-after"]) >= 1
