@@ -127,6 +127,7 @@ VALUES: dict[str, Any] = {  # an unusual value of each field that is honoured, w
     "timings_per_token": True, "cache_salt": "x", "priority": 3, "ttft_target_ms": 333, "itl_target_ms": 333,
     "prompt": "b", "messages": [{"role": "user", "content": "b"}], "add_generation_prompt": False,
     "continue_final_message": True, "chat_template_kwargs": {"a": 1}, "top_logprobs": 3,
+    "timeout": 3,
 }  # fmt: skip
 BESIDE = {"stream_options": {"stream": True}, "stream_interval": {"stream": True}, "top_logprobs": {"logprobs": True}}
 OF_ROUTE = {

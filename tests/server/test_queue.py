@@ -232,7 +232,7 @@ def test_retry_after_is_the_queue_by_the_measured_rate() -> None:
 
 def test_retry_after_grows_while_nothing_moves() -> None:
     queue = make_queue(max_num_reqs=4, num_places=2)
-    fill(queue, num_running=2, num_waiting=4)
+    fill(queue, num_running=0, num_waiting=4)
     assert refusal(queue, 0).retry_after_s == 1
     assert refusal(queue, 7 * S).retry_after_s == 7
     assert refusal(queue, 500 * S).retry_after_s == MAX_RETRY_AFTER_S
@@ -254,10 +254,10 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
     for _ in range(100):
         rate.board(1000)
         rate.wait(S)
-    for _ in range(60):
+    for _ in range(20):
         rate.board(10)
         rate.wait(S)
-    assert rate.tokens_per_s == pytest.approx(10, rel=0.5)
+    assert rate.tokens_per_s == pytest.approx(10)
     assert rate.seconds_for(0) == 1
 
 

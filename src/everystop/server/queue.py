@@ -30,23 +30,26 @@ class QueueLimits:
 
 
 class ServiceRate:
-    """How fast those who wait get places: prompt tokens by the time in which anybody waited, of the last 10 to 20 s."""
+    """How fast those who wait get places: prompt tokens by the time in which anybody waited, over the last 10 to 20 s of
+    it.
+    """
 
     def __init__(self) -> None:
-        self._num_tokens = 0.0
-        self._busy_ns = 0.0
+        self._num_tokens = self._num_tokens_before = 0
+        self._busy_ns = self._busy_before_ns = 0
 
     @property
     def tokens_per_s(self) -> float:
         """0 as long as nobody has got a place after waiting."""
-        return self._num_tokens * NS_PER_S / self._busy_ns if self._busy_ns else 0.0
+        busy_ns = self._busy_ns + self._busy_before_ns
+        return (self._num_tokens + self._num_tokens_before) * NS_PER_S / busy_ns if busy_ns else 0.0
 
     def wait(self, ns: int) -> None:
         """Somebody has been waiting for so long."""
         self._busy_ns += ns
-        if self._busy_ns > 2 * RATE_WINDOW_NS:
-            self._busy_ns /= 2
-            self._num_tokens /= 2
+        if self._busy_ns >= RATE_WINDOW_NS:
+            self._num_tokens_before, self._busy_before_ns = self._num_tokens, self._busy_ns
+            self._num_tokens = self._busy_ns = 0
 
     def board(self, num_tokens: int) -> None:
         """Somebody with a prompt of that length has got a place."""
@@ -57,7 +60,7 @@ class ServiceRate:
         has got one, as long again as has been waited.
         """
         rate = self.tokens_per_s
-        seconds = num_tokens / rate if rate else self._busy_ns / NS_PER_S
+        seconds = num_tokens / rate if rate else (self._busy_ns + self._busy_before_ns) / NS_PER_S
         return min(max(1, math.ceil(seconds)), MAX_RETRY_AFTER_S)
 
 
@@ -177,7 +180,8 @@ class Queue:
     def check_bytes(self, num_bytes: int, now_ns: int) -> None:
         """Raise Overloaded where a body of that length, of which no more is known, has no place in the queue."""
         self.catch_up()
-        self._check_room(1, self._guess(num_bytes), now_ns)
+        self._pass_time(now_ns)
+        self._check_room(1, self._guess(num_bytes))
 
     def check_num(self, num_reqs: int, *, num_reserved: int = 0) -> None:
         """Raise RequestError for more sequences than may ever run and wait, and Overloaded for more than there is room
@@ -197,6 +201,7 @@ class Queue:
     def check(self, num_reqs: int, num_tokens: int, now_ns: int) -> None:
         """As `check_num`, and the same for the tokens of all prompts, which are counted now."""
         self.catch_up()
+        self._pass_time(now_ns)
         self.check_num(num_reqs)
         if num_reqs > self._num_places and num_tokens > self.limits.max_num_tokens:
             raise RequestError(
@@ -205,7 +210,7 @@ class Queue:
                 param="prompt",
                 code="too_many_tokens",
             )
-        self._check_room(num_reqs, num_tokens, now_ns)
+        self._check_room(num_reqs, num_tokens)
 
     def _guess(self, num_bytes: int) -> int:
         """Never more than may wait at all: a guess must not keep anybody out for ever."""
@@ -219,12 +224,11 @@ class Queue:
     def _room_for_reqs(self) -> int:
         return self.limits.max_num_reqs + self._num_free() - self.num_reqs
 
-    def _check_room(self, num_reqs: int, num_tokens: int, now_ns: int) -> None:
+    def _check_room(self, num_reqs: int, num_tokens: int) -> None:
         if self.num_reqs + num_reqs <= self._num_free():
             return
         room = self.limits.max_num_tokens - self.num_tokens
         if num_reqs > self._room_for_reqs() or num_tokens > room:
-            self._pass_time(now_ns)
             raise self._full(num_reqs, num_tokens)
 
     def _full(self, num_reqs: int, num_tokens: int) -> Overloaded:
