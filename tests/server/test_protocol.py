@@ -390,7 +390,7 @@ def test_logprobs_of_chat(server: ParrotServer) -> None:
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {}}]},
         {"role": "assistant", "content": ""},
         {"role": "assistant", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]},
-        {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": None}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "x", "cache_control": None}]},
         {"role": "assistant", "content": "x", "refusal": None, "audio": None, "annotations": [], "tool_calls": None},
         {"role": "system", "content": "be brief", "name": "boss"},
         {"role": "developer", "content": "be brief"},

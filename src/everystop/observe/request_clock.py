@@ -38,6 +38,7 @@ class RequestClock:
         self._client = client
         self._trail = history.trails.get(client.first_request_id)
         self._position = -1  # in the log of steps, of the first that has not been looked at
+        self._is_torn = False  # steps are forgotten that have not been looked at, so no first token can be told
         self._first_ns: int | None = None
         self._last_ns: int | None = None
         self._num_output_tokens = 0
@@ -74,15 +75,15 @@ class RequestClock:
         boarded_in = self._trail.admits[0].step_id
         if self._position < 0:
             self._position = self._history.step_position(boarded_in)
-            if self._position == steps.start and len(steps) and steps[self._position].step_id > boarded_in:
-                self._position = steps.end  # its beginning is forgotten, and with it the first token
-        elif self._position < steps.start:
-            self._position = steps.end
+            self._is_torn = self._position == steps.start and len(steps) > 0 and steps[steps.start].step_id > boarded_in
+        if self._position < steps.start:
+            self._position, self._is_torn = steps.start, True
         while self._position < steps.end and not (until_first and self._first_ns is not None):
             record = steps[self._position]
             self._position += 1
             row = record.row_of(request_id)
             if row >= 0 and record.num_outputs[row]:
                 self._num_output_tokens += record.num_outputs[row]
-                self._first_ns = self._first_ns or record.now_ns
+                if self._first_ns is None and not self._is_torn:
+                    self._first_ns = record.now_ns
                 self._last_ns = record.now_ns

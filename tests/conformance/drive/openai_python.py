@@ -47,7 +47,8 @@ def chat(client: openai.OpenAI, model: str) -> None:
     assert usage is not None
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     with client.chat.completions.stream(**request) as stream:
-        assert stream.get_final_completion().choices[0].message.content == text
+        assert len(list(stream)) > 2
+        assert stream.current_completion_snapshot.choices[0].message.content == text
     parts = [{"type": "text", "text": "Name"}, {"type": "text", "text": "a colour."}]
     request["messages"] = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
     client.chat.completions.create(**request, stop=None, response_format={"type": "text"}, metadata={"a": "b"})
