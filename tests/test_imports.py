@@ -129,6 +129,7 @@ ALLOWED = {
         "everystop.config",
         "everystop.tenants",
         "everystop.core.events",
+        "everystop.core.fitting",
         LOGPROBS,
         PARAMS,
         ERRORS,

@@ -31,6 +31,7 @@ from everystop.engine.engine import Engine
 from everystop.model.messages import PLAIN, ChatOptions
 from everystop.server.listener import listen
 from everystop.server.protocol import Accepted
+from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
 
@@ -159,7 +160,9 @@ class ParrotServer:
         self.num_blocks = options.pop("num_blocks", 64)
         self._max_model_len = options.pop("max_model_len", 1024)
         self._max_num_seqs = options.pop("max_num_seqs", 16)
-        self._max_sequences = options.pop("max_sequences", 4096)
+        self._queue = QueueLimits(
+            options.pop("max_num_queued_reqs", 4096), options.pop("max_num_queued_tokens", 1 << 20)
+        )
         self._policy = options.pop("policy", None) or make_policy("continuous")
         self._policy_name = type(self._policy).__name__.lower()
         tenants = options.get("tenants")
@@ -204,7 +207,7 @@ class ParrotServer:
             ),
             num_blocks=self.num_blocks,
             fingerprint="fp_parrot",
-            max_sequences=self._max_sequences,
+            queue=self._queue,
             tenant_names=self._tenant_names,
         )
 

@@ -15,7 +15,7 @@ from everystop.core.batch import Batch, Outstanding, Riders
 from everystop.core.boarding import Boarding
 from everystop.core.dealer import Dealer
 from everystop.core.displacement import Displacement
-from everystop.core.errors import NeverFits, PromptTooLong, RequestError
+from everystop.core.errors import RequestError
 from everystop.core.events import (
     ArrivalEvent,
     BlockEvent,
@@ -25,6 +25,7 @@ from everystop.core.events import (
     StepEvent,
     WaitReason,
 )
+from everystop.core.fitting import check_fits
 from everystop.core.integrity import check_scheduler
 from everystop.core.keep_order import KeepOrder
 from everystop.core.kv_cache import KVCache
@@ -160,15 +161,7 @@ class Scheduler:
         self.roster.events.append(RefuseEvent(now_ns, request.request_id, type(error).__name__, request.tenant))
 
     def _check_fits(self, request: Request) -> None:
-        num_prompt, limit = request.num_prompt_tokens, self.limit_tokens
-        if num_prompt == 0:
-            raise RequestError("the prompt has no tokens; send at least one", param="prompt")
-        if num_prompt >= limit:
-            raise PromptTooLong(num_prompt, limit)
-        wanted = request.params.max_tokens
-        if wanted is not None and num_prompt + wanted > limit:
-            raise NeverFits(num_prompt, wanted, limit)
-        request.max_tokens = limit - num_prompt if wanted is None else wanted
+        request.max_tokens = check_fits(request.num_prompt_tokens, request.params.max_tokens, self.limit_tokens)
 
     def abort(self, request_id: int, now_ns: int) -> bool:
         """End a request in whatever state it is; False if it is unknown or already finished."""

@@ -57,8 +57,23 @@ class GenerationFailed(EverystopError):
     """The engine gave up one request, such as for non-finite logits (HTTP 500)."""
 
 
+class TimedOut(EverystopError):
+    """The request has taken as long as it may, whoever set the time (HTTP 504)."""
+
+    def __init__(self, limit_s: float, *, is_own: bool) -> None:
+        whose = "its own timeout" if is_own else "--max-request-seconds"
+        super().__init__(
+            f"the request was not finished within {limit_s:g} s ({whose}) and has been ended; ask for fewer tokens, or "
+            f"{'send a longer timeout' if is_own else 'raise --max-request-seconds'}"
+        )
+
+
 class ClientGone(Exception):
     """The client closed its connection; nobody is left to answer."""
+
+
+class SlowReader(ClientGone):
+    """The client takes its answer too slowly, or not at all; its connection has been cut off."""
 
 
 class Dialect(StrEnum):
@@ -99,6 +114,7 @@ _WIRE: dict[type, Wire] = {
     Loading: Wire(503, "service_unavailable", "loading", 1),
     Draining: Wire(503, "service_unavailable", "draining", 5),
     EngineDead: Wire(503, "service_unavailable", "engine_failed", 30),
+    TimedOut: Wire(504, "timeout_error", "request_timeout"),
 }
 # TGI's word by HTTP status; it says 422 where OpenAI says 400, and 424 where the engine gave up.
 _TGI_STATUS = {400: 422, 500: 424}

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from everystop.core.errors import RequestError
+from everystop.core.fitting import check_fits
 from everystop.core.request import SamplingParams
 from everystop.model.bad_words import bad_word_ids
 from everystop.server import protocol
@@ -28,9 +29,13 @@ class Prepared(NamedTuple):
     params: SamplingParams
 
 
-def prepare(model: ServedModel, parse: Parse, body: bytes) -> Prepared:
-    """Read a body with `parse` and encode its prompts; raises RequestError."""
+def prepare(model: ServedModel, parse: Parse, body: bytes, admit: Callable[[int], None] = lambda num: None) -> Prepared:
+    """Read a body with `parse` and encode its prompts; raises RequestError.
+
+    `admit` hears how many sequences it asks for before any prompt is rendered or encoded, and may raise.
+    """
     parsed = parse(protocol.parse_json(body), model.accepted)
+    admit(max(1, len(parsed.prompts)) * parsed.params.n)
     prompts = encode(model, parsed)
     if not all(prompts):
         raise RequestError("the prompt has no tokens; send at least one", param="prompt", code="empty_prompt")
@@ -38,7 +43,10 @@ def prepare(model: ServedModel, parse: Parse, body: bytes) -> Prepared:
     if parsed.bad_words:
         spell = partial(model.encode, add_special=False)
         params = replace(params, bad_word_ids=bad_word_ids(parsed.bad_words, spell))
-    return Prepared(parsed, prompts, _with_default_length(params, prompts, model.accepted))
+    params = _with_default_length(params, prompts, model)
+    for prompt in prompts:
+        check_fits(len(prompt), params.max_tokens, model.limit_tokens)
+    return Prepared(parsed, prompts, params)
 
 
 def encode(model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
@@ -76,9 +84,9 @@ def check_length(name: str, length: int, limit_tokens: int) -> None:
         )
 
 
-def _with_default_length(params: SamplingParams, prompts: list[tuple[int, ...]], accepted: Accepted) -> SamplingParams:
+def _with_default_length(params: SamplingParams, prompts: list[tuple[int, ...]], model: ServedModel) -> SamplingParams:
     """Where a request is silent, the model's recommended output length as far as it fits; else all that fits."""
-    default = accepted.defaults.max_tokens
+    default = model.accepted.defaults.max_tokens
     if params.max_tokens is not None or default is None:
         return params
-    return replace(params, max_tokens=max(1, min(default, accepted.max_model_len - max(map(len, prompts)))))
+    return replace(params, max_tokens=max(1, min(default, model.limit_tokens - max(map(len, prompts)))))

@@ -28,6 +28,7 @@ MAX_BAD_WORD_CHARS = 256
 MAX_PRIORITY = 1000
 MAX_USER_CHARS = 256
 MAX_STREAM_INTERVAL = 1_000_000
+MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400
 MAX_JSON_MARKS = 2_000_000
 _COUNTED_BYTES = 1 << 18
 
@@ -68,6 +69,7 @@ class Parsed:
     priority: int = 0
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
+    timeout_s: float | None = None
     user: str = ""
 
 
@@ -191,6 +193,7 @@ def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | No
         priority=_read_priority(values, accepted),
         ttft_target_ns=_read_target("ttft_target_ms", values, accepted),
         itl_target_ns=_read_target("itl_target_ms", values, accepted),
+        timeout_s=values.get("timeout"),
         user=_read_user(values, accepted),
     )
 
@@ -347,6 +350,9 @@ COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
     ),
     "ttft_target_ms": fields.number(MIN_TARGET_MS, MAX_TARGET_MS).described("only under `--policy deadline`"),
     "itl_target_ms": fields.number(MIN_TARGET_MS, MAX_TARGET_MS).described("only under `--policy deadline`"),
+    "timeout": fields.number(MIN_TIMEOUT_S, MAX_TIMEOUT_S).described(
+        "seconds from the last byte of the request to the end of the answer; then 504, or an error event in a stream"
+    ),
     "user": fields.no_effect().described("names the tenant where the file of `--tenants` says that it may"),
     "metadata": fields.no_effect(),
     "store": fields.no_effect().described("nothing is stored"),

@@ -25,12 +25,13 @@ from everystop.observe.prometheus import render
 from everystop.server import protocol, tgi
 from everystop.server.auth import KeyGuard
 from everystop.server.board import Generation, MakeChoice
+from everystop.server.deadline import Deadline
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
-from everystop.server.http import Bodies, read_body
+from everystop.server.http import Bodies, announced_bytes, read_body
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams
 from everystop.server.prompt_report import PromptReport, report_of
-from everystop.server.prompts import PREPARE_WORKERS, Parse, prepare
+from everystop.server.prompts import PREPARE_WORKERS, Parse, Prepared, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
 from everystop.server.request_ids import RequestIds
@@ -179,15 +180,17 @@ class Endpoints:
         return self._streams.open(Viewer(self._state.history, caller_of(request.scope)))
 
     async def _complete(self, request: Request, parse: Parse) -> ASGIApp:
+        model, queue = self._state.model, self._state.board.queue
+        queue.check_bytes(announced_bytes(request), time.monotonic_ns())  # a refusal costs no reading
         with self._bodies.room() as take_room:
-            body, model = await read_body(request, take_room), self._state.model
-            read_ns = time.monotonic_ns()
-            if len(body) <= INLINE_BYTES:
-                parsed, prompts, params = prepare(model, parse, body)
-            else:
-                work = partial(prepare, model, parse, body)
-                parsed, prompts, params = await asyncio.get_running_loop().run_in_executor(self._workers, work)
-                self._state.check_open()
+            body = await read_body(request, take_room)
+            read_ns = request.scope.get("received_ns") or time.monotonic_ns()
+            queue.check_bytes(len(body), time.monotonic_ns())
+            parsed, prompts, params = await self._prepare(request, parse, body)
+        queue.note_counted(len(body), sum(map(len, prompts)))
+        deadline = Deadline.of(read_ns, parsed.timeout_s, self._state.max_request_s)
+        if deadline is not None:
+            deadline.check()
         report = report_of(prompts, params, parsed.wishes, model.texts)
         generation = self._state.board.open(
             prompts,
@@ -202,10 +205,26 @@ class Endpoints:
         )
         writer = _writer(parsed, generation, model.fingerprint)
         request.scope["answer_name"] = writer.id
-        client = _client(request.scope, writer.id, generation, request.scope.get("received_ns", read_ns))
+        client = _client(request.scope, writer.id, generation, read_ns)
         self._state.came(client)
         reply = StreamReply if parsed.stream else WholeReply
-        return reply(self._state, generation, client, writer, params.n, parsed.wishes)
+        return reply(self._state, generation, client, writer, params.n, parsed.wishes, deadline)
+
+    async def _prepare(self, request: Request, parse: Parse, body: bytes) -> Prepared:
+        """What a body asks for, with its prompts as token ids; a large one is worked on in a thread, and has its place
+        in the queue meanwhile. Raises ClientGone if nobody waits for it by then.
+        """
+        queue = self._state.board.queue
+        work = partial(prepare, self._state.model, parse, body)
+        if len(body) <= INLINE_BYTES:
+            return work(queue.check_num)
+        with queue.reserved(len(body)):
+            work = partial(work, partial(queue.check_num, num_reserved=1))
+            prepared = await asyncio.get_running_loop().run_in_executor(self._workers, work)
+        self._state.check_open()
+        if request.scope.get("has_left", _stays)():
+            raise ClientGone
+        return prepared
 
     async def explain(self, request: Request) -> Response:
         """Why a request takes, or took, as long as it does."""
@@ -241,6 +260,11 @@ class Visit:
         with self._state.visit():
             reply = await self._answer()
             await reply(scope, receive, send)
+
+
+def _stays() -> bool:
+    """A client without a connection that could end."""
+    return False
 
 
 def _client(scope: Scope, name: str, generation: Generation, received_ns: int) -> Client:

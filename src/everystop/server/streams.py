@@ -15,7 +15,8 @@ from everystop.core.errors import EverystopError
 from everystop.observe.history import Client
 from everystop.observe.request_clock import RequestClock, RequestTimes
 from everystop.server.board import Generation
-from everystop.server.errors import ClientGone, dialect_of, failure_response
+from everystop.server.deadline import Deadline
+from everystop.server.errors import ClientGone, SlowReader, TimedOut, dialect_of, failure_response
 from everystop.server.inquiry import progress_line
 from everystop.server.replies import ReplyWriter, usage_object
 from everystop.server.state import ServerState
@@ -37,7 +38,7 @@ JSON_HEADERS = [(b"content-type", b"application/json")]
 class Reply:
     """An ASGI response that serves a generation; whatever ends it, the generation is closed and its blocks go back.
 
-    It notes in `client` when bytes were given to the socket.
+    It notes in `client` when bytes were given to the socket. With a `deadline` the generation ends there.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class Reply:
         writer: ReplyWriter,
         num_choices: int,
         wishes: Wishes = NO_WISHES,
+        deadline: Deadline | None = None,
     ) -> None:
         self._state = state
+        self._deadline = deadline
         self._board = state.board
         self._generation = generation
         self._client = client
@@ -62,24 +65,37 @@ class Reply:
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.create_task(self._watch(receive))
+        watcher = asyncio.create_task(self._watch(scope, receive))
+        timer = self._start_timer()
+        self._generation.cut_off = scope.get("abort", self._generation.cut_off)
         try:
             await self._answer(scope, receive, send)
         except ClientGone:
             pass
         finally:
             watcher.cancel()
+            if timer is not None:
+                timer.cancel()
             self._board.close(self._generation)
             self._note_end()
             self._state.done(self._client)
 
-    async def _watch(self, receive: Receive) -> None:
+    def _start_timer(self) -> asyncio.TimerHandle | None:
+        if self._deadline is None:
+            return None
+        return asyncio.get_running_loop().call_later(self._deadline.left_s(), self._time_out, self._deadline)
+
+    def _time_out(self, deadline: Deadline) -> None:
+        if self._client.delivered_ns is None:
+            self._board.end(self._generation, TimedOut(deadline.limit_s, is_own=deadline.is_own))
+
+    async def _watch(self, scope: Scope, receive: Receive) -> None:
         """The body has been read: the next that can come is the end of the connection."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._client.has_left = self._client.delivered_ns is None
         self._note_end()
-        self._board.abandon(self._generation)
+        self._board.end(self._generation, SlowReader() if "is_slow" in scope else ClientGone())
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

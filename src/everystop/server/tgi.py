@@ -175,7 +175,7 @@ def info(model: ServedModel) -> dict[str, Any]:
         "model_id": accepted.model_names[0],
         "model_sha": None,
         "model_pipeline_tag": "text-generation",
-        "max_concurrent_requests": model.max_sequences,
+        "max_concurrent_requests": model.limits.max_num_seqs + model.queue.max_num_reqs,
         "max_best_of": MAX_BEST_OF,
         "max_stop_sequences": MAX_STOPS,
         "max_input_tokens": accepted.max_model_len - 1,
