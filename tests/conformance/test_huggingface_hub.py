@@ -88,8 +88,9 @@ def test_wrong_values_are_validation_errors(client: InferenceClient, stream: boo
 
 def test_overload_and_failure_are_their_own_errors() -> None:
     with (
-        parrot(max_sequences=1) as server,
+        parrot(max_num_seqs=1, max_num_queued_reqs=1) as server,
         InferenceClient(f"http://127.0.0.1:{server.port}") as client,
+        server.held(),
         server.held(),
         pytest.raises(OverloadedError),
     ):
@@ -132,7 +133,8 @@ def test_the_openai_spelling_works_too(client: InferenceClient) -> None:
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_the_description_of_the_server_is_found(client: InferenceClient, server: ParrotServer) -> None:
-    info = client.get_endpoint_info(model=f"http://127.0.0.1:{server.port}")
-    assert info["model_id"] == MODEL
-    assert client.health_check(model=f"http://127.0.0.1:{server.port}")
+def test_the_description_of_the_server_is_found(server: ParrotServer) -> None:
+    url = f"http://127.0.0.1:{server.port}"
+    with InferenceClient(url, provider="hf-inference") as client:
+        assert client.get_endpoint_info(model=url)["model_id"] == MODEL
+        assert client.health_check(model=url)

@@ -11,6 +11,11 @@ TEXT: Schema = {"type": "string"}
 NUMBER: Schema = {"type": "number"}
 FLAG: Schema = {"type": "boolean"}
 ANY_OBJECT: Schema = {"type": "object"}
+EVENT: Schema = {  # one of server-sent events
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "JSON, or [DONE]"}},
+    "required": ["data"],
+}
 
 
 def of(**properties: Schema) -> Schema:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mimetypes
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from starlette.routing import BaseRoute, Route
@@ -80,7 +80,7 @@ def _operation(method: str, path: str, operation: Operation, *, has_keys: bool) 
             for name, about in operation.parameters.items()
         ]
     if operation.body is not None:
-        described["requestBody"] = {"required": True, "content": {JSON: {"schema": _plain(operation.body)}}}
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": operation.body}}}
     if needs_key:
         described["security"] = [{"key": []}]
     return described
@@ -116,12 +116,3 @@ def _error(status: int, dialects: Sequence[Dialect]) -> dict[str, Any]:
         about = "seconds until it is worth another try"
         error["headers"] = {"Retry-After": {"description": about, "schema": {"type": "integer", "minimum": 0}}}
     return error
-
-
-def _plain(schema: Any) -> Any:
-    """The schema without choices of nothing, which some readers refuse: a field without values takes null alone."""
-    if isinstance(schema, list):
-        return [_plain(item) for item in schema if not (isinstance(item, Mapping) and item.get("enum") == [])]
-    if isinstance(schema, Mapping):
-        return {name: _plain(value) for name, value in schema.items()}
-    return schema

@@ -62,25 +62,21 @@ _BODY = (413, 415, 503)
 _GENERATION = (*_BODY, 404, 429, 504)
 _TGI_GENERATION = (*_BODY, 422, 424, 429, 504)
 _GENERATED = {JSON: answers.GENERATED}
-
-
-def _is_text(*, events: bool) -> Mapping[str, Schema]:
-    return {EVENTS if events else PLAIN: {"type": "string"}}
-
+_STREAMED = {EVENTS: answers.EVENT}
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
         tag=Tag.OPENAI,
         summary="Answer a conversation",
         body=object_schema(CHAT_FIELDS, ("messages",)),
-        answer={JSON: answers.CHAT_COMPLETION, **_is_text(events=True)},
+        answer={JSON: answers.CHAT_COMPLETION, **_STREAMED},
         errors=_GENERATION,
     ),
     ("POST", "/v1/completions"): Operation(
         tag=Tag.OPENAI,
         summary="Continue prompts",
         body=object_schema(COMPLETION_FIELDS, ("prompt",)),
-        answer={JSON: answers.COMPLETION, **_is_text(events=True)},
+        answer={JSON: answers.COMPLETION, **_STREAMED},
         errors=_GENERATION,
     ),
     ("GET", "/v1/models"): Operation(
@@ -105,7 +101,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         tag=Tag.TGI,
         summary="Continue a prompt, token by token",
         body=object_schema(STREAM_FIELDS, ("inputs",)),
-        answer=_is_text(events=True),
+        answer=_STREAMED,
         errors=_TGI_GENERATION,
         dialects=(Dialect.TGI,),
     ),
@@ -113,7 +109,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         tag=Tag.TGI,
         summary="Continue a prompt, streamed or as a list of one answer",
         body=object_schema(COMPAT_FIELDS, ("inputs",)),
-        answer={JSON: answers.listed(answers.GENERATED), **_is_text(events=True)},
+        answer={JSON: answers.listed(answers.GENERATED), **_STREAMED},
         errors=_TGI_GENERATION,
         dialects=(Dialect.TGI,),
     ),
@@ -168,12 +164,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/version"): Operation(tag=Tag.OPERATIONS, summary="The server's version", answer={JSON: answers.VERSION}),
     ("GET", "/metrics"): Operation(
-        tag=Tag.OPERATIONS, summary="Metrics in Prometheus' text format", answer=_is_text(events=False)
+        tag=Tag.OPERATIONS, summary="Metrics in Prometheus' text format", answer={PLAIN: answers.TEXT}
     ),
     ("GET", "/openapi.json"): Operation(
         tag=Tag.OPERATIONS, summary="This description", answer={JSON: answers.ANY_OBJECT}
     ),
     ("GET", "/ui/stream"): Operation(
-        tag=Tag.DASHBOARD, summary="What happens in the engine, without end", answer=_is_text(events=True)
+        tag=Tag.DASHBOARD, summary="What happens in the engine, without end", answer=_STREAMED
     ),
 }

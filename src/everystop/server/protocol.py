@@ -369,7 +369,7 @@ COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
     "logprob_token_ids": fields.only([], why="the best tokens are told, not tokens by name"),
     "return_tokens_as_token_ids": fields.boolean().described("`logprobs` name tokens as `token_id:7`"),
     "return_token_ids": fields.boolean().described("`prompt_token_ids`, and `token_ids` of each choice or chunk"),
-    "truncate_prompt_tokens": fields.integer(-1, RANGES["max_tokens"][1]).described(
+    "truncate_prompt_tokens": fields.within(-1, RANGES["max_tokens"][1]).described(
         "at most so many tokens of the prompt are kept; -1: as many as fit"
     ),
     "truncation_side": fields.one_of("left", "right").described(
