@@ -31,6 +31,7 @@ from benchmarks.local_server import COMMAND, LocalServer, difference
 
 PARROT = (sys.executable, "-m", "benchmarks.parrot_server")
 PLACES = 16
+KV_MEMORY = "64MiB"
 NUM_ALONE = 9
 TICK_S = 1.0
 AS_QUICK = 1.5
@@ -342,8 +343,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     shared = arguments.shared or len(cores) < 2
     own, servers = (cores, cores) if shared else (cores[-1:], cores[:-1])
     print(f"server on cores {servers}, generator on {own}; {arguments.times:g} times capacity")
-    options = ["--max-num-seqs", str(PLACES), "--max-num-queued-reqs", str(arguments.queue), *arguments.options]
-    command = PARROT if arguments.kind == "parrot" else COMMAND
+    options = ["--max-num-seqs", str(PLACES), "--max-num-queued-reqs", str(arguments.queue)]
+    if arguments.kind == "parrot":
+        command = PARROT
+    else:
+        command, options = COMMAND, [*options, "--kv-cache-memory", KV_MEMORY]  # so that all of it has been used once
+    options += arguments.options
     os.sched_setaffinity(0, servers)
     with LocalServer(arguments.model, options, command) as server:
         os.sched_setaffinity(0, own)

@@ -323,7 +323,7 @@ def test_prompt_scores_come_in_order_before_the_tokens(max_tokens: int) -> None:
     ("params", "param"),
     [
         ({"allowed_token_ids": (5, 6), "bad_word_ids": ((5,), (6,))}, "bad_words"),
-        ({"allowed_token_ids": (EOS, 6), "bad_word_ids": ((6,),), "min_tokens": 1}, "min_tokens"),
+        ({"allowed_token_ids": (EOS, 6), "bad_word_ids": ((6,),), "min_tokens": 1}, "bad_words"),
         ({"allowed_token_ids": (EOS,), "min_tokens": 1}, "min_tokens"),
     ],
 )

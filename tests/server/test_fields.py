@@ -128,8 +128,15 @@ VALUES: dict[str, Any] = {  # an unusual value of each field that is honoured, w
     "prompt": "b", "messages": [{"role": "user", "content": "b"}], "add_generation_prompt": False,
     "continue_final_message": True, "chat_template_kwargs": {"a": 1}, "top_logprobs": 3,
     "timeout": 3,
+    "prompt_logprobs": 3, "return_token_ids": True, "return_tokens_as_token_ids": True, "echo": True,
+    "truncate_prompt_tokens": 3, "truncation_side": "right", "bad_words": ["x"],
 }  # fmt: skip
-BESIDE = {"stream_options": {"stream": True}, "stream_interval": {"stream": True}, "top_logprobs": {"logprobs": True}}
+BESIDE: dict[str, dict[str, Any]] = {
+    "stream_options": {"stream": True},
+    "stream_interval": {"stream": True},
+    "top_logprobs": {"logprobs": True},
+    "truncation_side": {"truncate_prompt_tokens": 3},
+}
 OF_ROUTE = {
     "completions": {"logprobs": 3, "add_special_tokens": False},
     "chat": {"logprobs": True, "add_special_tokens": True},

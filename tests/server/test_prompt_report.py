@@ -196,11 +196,21 @@ def test_both_dialects_at_once_show_what_each_asked(server: ParrotServer) -> Non
         ({"bad_words": "a"}, "bad_words"),
         ({"bad_words": [" "]}, "bad_words"),
         ({"bad_words": ["a"] * 129}, "bad_words"),
-        ({"bad_words": ["a"], "allowed_token_ids": [97]}, "bad_words"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(server: ParrotServer, fields: dict[str, Any], param: str) -> None:
     assert error_of(server.complete("abc", **fields))["param"] == param
+
+
+def test_bad_words_reach_the_engine_as_they_are_spelled_inside_a_text(
+    server: ParrotServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parrot writes "(bare)" where nothing special is put around a text."""
+    seen: list[Any] = []
+    submit = server.engine.submit
+    monkeypatch.setattr(server.engine, "submit", lambda message: (seen.append(message), submit(message))[1])
+    assert server.complete("abc", bad_words=["b", " c"])[0] == 200
+    assert seen[0].params.bad_word_ids == (tuple(b"b(bare)"), tuple(b"c(bare)"))
 
 
 def test_max_tokens_0_needs_something_to_ask_of_a_chat(server: ParrotServer) -> None:

@@ -238,14 +238,20 @@ class Engine:
             return
         ends = request.stop_ids if params.min_tokens > 0 else frozenset[int]()
         bad = {ids[0] for ids in params.bad_word_ids if len(ids) == 1}
-        if not (ends | bad).issuperset(allowed):
+        if ends.issuperset(allowed):
+            error = RequestError(
+                f"min_tokens is {params.min_tokens}, but allowed_token_ids names only tokens that end the answer, and "
+                "none of them may be the first; allow another token, or set min_tokens to 0",
+                param="min_tokens",
+            )
+        elif (ends | bad).issuperset(allowed):
+            error = RequestError(
+                "bad_words leave none of the tokens in allowed_token_ids that could be the first; allow another token, "
+                "or take a word out",
+                param="bad_words",
+            )
+        else:
             return
-        names = [name for name, masks in (("min_tokens", ends), ("bad_words", bad)) if not masks.isdisjoint(allowed)]
-        error = RequestError(
-            f"{' and '.join(names)} let none of the tokens in allowed_token_ids be the first; allow another token, or "
-            f"leave out {' or '.join(names)}",
-            param=names[0],
-        )
         self._scheduler.note_refusal(request, error, now_ns)
         raise error
 

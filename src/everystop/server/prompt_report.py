@@ -79,7 +79,7 @@ class PromptReport:
                 ready.append(output)
             elif output.refused or output.error is not None or output.finish_reason == "abort":
                 ready.append(output)
-            else:
+            elif output.token_ids or output.finish_reason is not None:
                 prompt.held.append(output)
         return ready
 
