@@ -43,7 +43,7 @@ TOKENIZE_CHAT_FIELDS: dict[str, Field] = {name: CHAT_FIELDS[name] for name in _C
     "mm_processor_kwargs": fields.only({}, why="only text is read"),
 }
 TGI_TOKENIZE_FIELDS: dict[str, Field] = {
-    "inputs": Field(_ANY_TEXT, {"type": "string", "minLength": 1}),
+    "inputs": Field(_ANY_TEXT, {"type": "string"}),
     "parameters": fields.only({}, why="they belong to /generate"),
     "add_special_tokens": fields.boolean(),
 }
