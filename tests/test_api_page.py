@@ -1,21 +1,23 @@
-"""The page of the API says what the server reads."""
+"""The pages of the API say what the server reads."""
 
 from __future__ import annotations
 
 import pytest
-from tools.api_fields import PAGE, TABLE, TABLES, filled, words
+from tools.api_fields import PAGES, TABLE, TABLES, filled, words
 
 from everystop.server.fields import Effect
 from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS
 
 
 def test_the_tables_are_those_of_the_rows() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert filled(text) == text, "run python -m tools.api_fields"
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert filled(text) == text, "run python -m tools.api_fields"
 
 
 def test_every_field_stands_on_the_page_with_its_effect() -> None:
-    shown = {(table, Effect(effect)): text for _, table, effect, text, _ in TABLE.findall(PAGE.read_text())}
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    shown = {(table, Effect(effect)): text for _, table, effect, text, _ in TABLE.findall(pages)}
     for table, rows in TABLES.items():
         for name, row in rows.items():
             assert f"\n| `{name}` |" in shown[table, row.effect], name
@@ -46,7 +48,9 @@ def test_an_unknown_table_is_an_error() -> None:
         ({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "whole number 0 to 2^31 - 1"),
         ({"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, "whole number -2^63 to 2^64 - 1"),
         ({"type": "number", "minimum": 0.5, "maximum": 2.0}, "number 0.5 to 2"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1.0}, "number above 0, at most 1"),
         ({"enum": ["auto", None]}, '`"auto"` or `null`'),
+        ({"enum": []}, "nothing"),
         ({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}, "text, or list: text"),
         ({}, "anything"),
     ],

@@ -1,9 +1,9 @@
-"""Fills the tables of fields into docs/api.md, from the rows by which the server reads them.
+"""Fills the tables of fields into the pages of the API, from the rows by which the server reads them.
 
     python -m tools.api_fields            # writes
-    python -m tools.api_fields --check    # says whether the page is out of date, and exits with 1 if so
+    python -m tools.api_fields --check    # says which page is out of date, and exits with 1 if one is
 
-A table stands between two comments, which nobody sees who reads the page: `<!--fields chat honoured-->` and `<!--/-->`.
+A table stands between two comments, which nobody sees who reads a page: `<!--fields chat honoured-->` and `<!--/-->`.
 The first word is a table of `TABLES`, the rest an effect.
 """
 
@@ -18,8 +18,10 @@ from typing import Any
 
 from everystop.server.fields import Effect, Field
 from everystop.server.protocol import CHAT_FIELDS, COMMON_FIELDS, COMPLETION_FIELDS, STREAM_OPTION_FIELDS
+from everystop.server.tgi import GENERATE_PARAMETERS
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = (DOCS / "api.md", DOCS / "tgi.md")
 TABLE = re.compile(r"(<!--fields (\w+) ([\w ]+)-->\n)(.*?)(<!--/-->)", re.DOTALL)
 
 
@@ -33,6 +35,7 @@ TABLES: dict[str, Mapping[str, Field]] = {
     "chat": _own(CHAT_FIELDS),
     "completions": _own(COMPLETION_FIELDS),
     "stream_options": STREAM_OPTION_FIELDS,
+    "tgi": GENERATE_PARAMETERS,
 }
 TITLES = {Effect.HONOURED: "what it does", Effect.NO_EFFECT: "remark", Effect.NEUTRAL_ONLY: "why no other"}
 
@@ -40,12 +43,14 @@ TITLES = {Effect.HONOURED: "what it does", Effect.NO_EFFECT: "remark", Effect.NE
 def words(schema: Mapping[str, Any]) -> str:
     """What a schema takes, in a few words."""
     if "enum" in schema:
-        return " or ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
+        return " or ".join(f"`{json.dumps(value)}`" for value in schema["enum"]) or "nothing"
     if "anyOf" in schema:
         return ", or ".join(words(one) for one in schema["anyOf"])
     kind = schema.get("type")
     if kind in ("integer", "number"):
         name = "whole number" if kind == "integer" else "number"
+        if "exclusiveMinimum" in schema:
+            return f"{name} above {_bound(schema['exclusiveMinimum'])}, at most {_bound(schema['maximum'])}"
         return f"{name} {_bound(schema['minimum'])} to {_bound(schema['maximum'])}" if "minimum" in schema else name
     if kind == "boolean":
         return "`true` or `false`"
@@ -90,14 +95,13 @@ def filled(page: str) -> str:
 
 def main() -> int:
     """Write, or check."""
-    text = PAGE.read_text(encoding="utf-8")
-    if filled(text) == text:
-        return 0
-    if "--check" in sys.argv:
-        print(f"{PAGE.name} is out of date: run python -m tools.api_fields")
-        return 1
-    PAGE.write_text(filled(text), encoding="utf-8")
-    return 0
+    stale = {page: text for page in PAGES if (text := filled(old := page.read_text(encoding="utf-8"))) != old}
+    for page, text in stale.items():
+        if "--check" in sys.argv:
+            print(f"{page.name} is out of date: run python -m tools.api_fields")
+        else:
+            page.write_text(text, encoding="utf-8")
+    return 1 if stale and "--check" in sys.argv else 0
 
 
 if __name__ == "__main__":

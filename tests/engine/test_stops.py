@@ -82,3 +82,24 @@ def test_any_cut_into_pieces_gives_the_same(stops: tuple[str, ...], text: str, c
     shown, stop = reference(stops, text)
     assert run(stops, pieces) == (shown, stop)
     assert run(stops, pieces, shows_stop=True) == (shown + (stop or ""), stop)
+
+
+@pytest.mark.parametrize(
+    ("early", "rest", "expected"),
+    [
+        ("abXcd", "efXgh", ("abXcdef", "X")),
+        ("ab", "Xcd", ("ab", "X")),
+        ("abX", "cd", ("abXcd", None)),
+    ],
+)
+def test_stop_that_is_complete_too_early_is_text(early: str, rest: str, expected: tuple[str, str | None]) -> None:
+    matcher = StopMatcher(("X",))
+    shown = matcher.feed(early, may_stop=False)[0]
+    text, stop = matcher.feed(rest)
+    assert (shown + text, stop) == expected
+
+
+def test_stop_that_begins_too_early_may_end_the_text_later() -> None:
+    matcher = StopMatcher(("STOP",))
+    assert matcher.feed("abST", may_stop=False) == ("ab", None)
+    assert matcher.feed("OPcd") == ("", "STOP")

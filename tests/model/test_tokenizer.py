@@ -440,3 +440,28 @@ def test_control_tokens_are_left_out_of_text_or_not(tmp_path: Path) -> None:
     ids = [*ours.encode("the fox", add_special=False), 2]
     assert ours.text_decoder().push(ids).strip() == "the fox"
     assert ours.text_decoder(skip_special_tokens=False).push(ids).strip() == "the fox</s>"
+
+
+@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "qwen2"])
+def test_spans_are_the_same_ids_with_their_places(tmp_path: Path, pre: str) -> None:
+    ours = gguf_tokenizer(tmp_path, byte_level_keys(pre))
+    for text in CORPUS:
+        spans = ours.spans(text)
+        assert [token_id for token_id, _, _ in spans] == ours.encode(text), text
+        assert all(0 <= start < stop <= len(text) for _, start, stop in spans), text
+        assert sorted({i for _, start, stop in spans for i in range(start, stop)}) == list(range(len(text))), text
+        assert [start for _, start, _ in spans] == sorted(start for _, start, _ in spans), text
+
+
+def test_what_is_put_around_a_text_stands_nowhere_in_it(tmp_path: Path) -> None:
+    ours = gguf_tokenizer(tmp_path, byte_level_keys("llama-bpe"))
+    assert ours.spans("a")[0] == (ours.bos_id, 0, 0)
+    assert ours.spans("a", add_special=False) == ours.spans("a")[1:]
+    assert len(ours.spans("a", add_special=False)) == 1
+
+
+def test_tokens_of_one_character_all_stand_for_it(tmp_path: Path) -> None:
+    ours = gguf_tokenizer(tmp_path, byte_level_keys("smollm"))
+    spans = ours.spans("a\U0001f9ffb")
+    assert len(spans) > 3, "the character is rare enough to have no token of its own"
+    assert {(start, stop) for _, start, stop in spans} == {(0, 1), (1, 2), (2, 3)}

@@ -14,7 +14,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ import uvloop
 from everystop.core.errors import ChatTemplateError
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
+from everystop.core.plan import PromptLogits, StepPlan, StepResult, TokenLogprobs
 from everystop.core.policy import make_policy
 from everystop.core.request import SamplingParams
 from everystop.core.scheduler import Scheduler
@@ -31,6 +31,7 @@ from everystop.engine.engine import Engine
 from everystop.model.messages import PLAIN, ChatOptions
 from everystop.server.listener import listen
 from everystop.server.protocol import Accepted
+from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
 
@@ -57,7 +58,9 @@ class ParrotDecoder:
 
 
 class ParrotTexts:
-    """What the board needs of a tokenizer."""
+    """What the server needs of a tokenizer."""
+
+    control_ids = frozenset({EOS, CONTROL})
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else CONTROL_TEXTS[token_id]
@@ -68,6 +71,13 @@ class ParrotTexts:
     def with_control_stops(self, params: SamplingParams) -> SamplingParams:
         ids = tuple(i for i, text in CONTROL_TEXTS.items() if text.decode() in params.stop)
         return replace(params, stop_token_ids=(*params.stop_token_ids, *ids))
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        shown = [i for i in ids if not (skip_special_tokens and i in self.control_ids)]
+        return b"".join(map(self.token_bytes, shown)).decode(errors="replace")
+
+    def spans(self, text: str, *, add_special: bool = True) -> list[tuple[int, int, int]]:
+        return [(byte, i, i + 1) for i, character in enumerate(text) for byte in character.encode()]
 
 
 class ParrotRunner:
@@ -99,7 +109,24 @@ class ParrotRunner:
             if params.logprobs is not None:
                 top = tuple(((token + i) % 256, -0.5 - i) for i in range(params.logprobs))
                 result.logprobs[row.request_id] = [TokenLogprobs(-0.5, 0, top)]
+        for each in plan.prompt_logits:
+            if not isinstance(result.rows[plan.rows.request_ids.index(each.request_id)], str):
+                result.prompt_logprobs[each.request_id] = self._score(each)
         return result
+
+    def _score(self, wanted: PromptLogits) -> list[TokenLogprobs]:
+        """The prompt's token at position p has -p/8 and rank 2, the one after it in the alphabet is the best."""
+        prompt, params = self._prompts[wanted.request_id]
+        scores = []
+        for position in range(wanted.start + 1, wanted.start + wanted.num_tokens + 1):
+            token, logprob = prompt[position], -position / 8
+            top = (
+                ((token + 1) % 256, -0.0625),
+                (token, logprob),
+                *(((token + i) % 256, -9.0 - i) for i in range(2, 20)),
+            )
+            scores.append(TokenLogprobs(logprob, 2, top[: params.prompt_logprobs]))
+        return scores
 
     def close(self) -> None:
         """Nothing to release."""
@@ -133,7 +160,9 @@ class ParrotServer:
         self.num_blocks = options.pop("num_blocks", 64)
         self._max_model_len = options.pop("max_model_len", 1024)
         self._max_num_seqs = options.pop("max_num_seqs", 16)
-        self._max_sequences = options.pop("max_sequences", 4096)
+        self._queue = QueueLimits(
+            options.pop("max_num_queued_reqs", 4096), options.pop("max_num_queued_tokens", 1 << 20)
+        )
         self._policy = options.pop("policy", None) or make_policy("continuous")
         self._policy_name = type(self._policy).__name__.lower()
         tenants = options.get("tenants")
@@ -178,7 +207,7 @@ class ParrotServer:
             ),
             num_blocks=self.num_blocks,
             fingerprint="fp_parrot",
-            max_sequences=self._max_sequences,
+            queue=self._queue,
             tenant_names=self._tenant_names,
         )
 

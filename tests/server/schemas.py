@@ -52,6 +52,8 @@ def _holds(schema: dict[str, Any], key: str, rule: Any, value: Any) -> bool:
             return is_same(value, rule)
         case "minimum":
             return not is_number or value >= rule
+        case "exclusiveMinimum":
+            return not is_number or value > rule
         case "maximum":
             return not is_number or value <= rule
         case "minLength":
@@ -84,7 +86,7 @@ def near(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     if not schema or schema.keys() == {"description"}:
         return JSON
     if "enum" in schema:
-        return st.sampled_from(schema["enum"])
+        return st.sampled_from(schema["enum"]) if schema["enum"] else st.nothing()
     if "const" in schema:
         return st.just(schema["const"])
     if "anyOf" in schema and "type" not in schema:
@@ -99,7 +101,8 @@ def _near_kind(kind: str, schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     if kind == "boolean":
         return st.booleans()
     if kind in ("integer", "number"):
-        low, high = schema.get("minimum", -(2**33)), schema.get("maximum", 2**33)
+        low = schema.get("minimum", schema.get("exclusiveMinimum", -(2**33)))
+        high = schema.get("maximum", 2**33)
         whole = st.integers(int(low) - 2, int(high) + 2) | st.sampled_from([low, high])
         return whole if kind == "integer" else whole | st.floats(low - 1, high + 1)
     if kind == "string":

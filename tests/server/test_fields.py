@@ -48,6 +48,8 @@ def test_reader_and_schema_agree(name: str, row: Field, data: st.DataObject) -> 
         (fields.number(0.0, 2.0), [0, 2, 1.5], [-0.1, 2.1, True, "1"]),
         (fields.string(3), ["", "abc"], ["abcd", 1]),
         (fields.boolean(), [True, False], [0, 1, "true"]),
+        (fields.one_of("a", "b"), ["a", "b"], ["c", "", 1, ["a"]]),
+        (fields.texts(2, 3), [[], ["", "abc"]], [["abcd"], ["a"] * 3, "a", [1], {}]),
         (fields.only(1, [], why="…"), [1, 1.0, []], [True, 2, [1], {}]),
         (fields.only(why="…"), [], [True, 2, "", [], {}]),
         (fields.token_ids(2), [[], [1, 2]], [[1, 2, 3], [1.0], [True], 1]),
@@ -125,8 +127,16 @@ VALUES: dict[str, Any] = {  # an unusual value of each field that is honoured, w
     "timings_per_token": True, "cache_salt": "x", "priority": 3, "ttft_target_ms": 333, "itl_target_ms": 333,
     "prompt": "b", "messages": [{"role": "user", "content": "b"}], "add_generation_prompt": False,
     "continue_final_message": True, "chat_template_kwargs": {"a": 1}, "top_logprobs": 3,
+    "timeout": 3,
+    "prompt_logprobs": 3, "return_token_ids": True, "return_tokens_as_token_ids": True, "echo": True,
+    "truncate_prompt_tokens": 3, "truncation_side": "right", "bad_words": ["x"],
 }  # fmt: skip
-BESIDE = {"stream_options": {"stream": True}, "stream_interval": {"stream": True}, "top_logprobs": {"logprobs": True}}
+BESIDE: dict[str, dict[str, Any]] = {
+    "stream_options": {"stream": True},
+    "stream_interval": {"stream": True},
+    "top_logprobs": {"logprobs": True},
+    "truncation_side": {"truncate_prompt_tokens": 3},
+}
 OF_ROUTE = {
     "completions": {"logprobs": 3, "add_special_tokens": False},
     "chat": {"logprobs": True, "add_special_tokens": True},

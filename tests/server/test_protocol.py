@@ -207,6 +207,7 @@ def test_unknown_fields_are_refused_by_name(server: ParrotServer, path: str, fie
 NEUTRAL: dict[str, list[tuple[str, Any]]] = {
     COMPLETIONS: [
         ("echo", False),
+        ("logprob_token_ids", []),
         ("best_of", 1),
         ("suffix", ""),
         ("use_beam_search", False),
@@ -229,7 +230,13 @@ NEUTRAL: dict[str, list[tuple[str, Any]]] = {
     ],
 }
 REFUSED: dict[str, list[tuple[str, Any]]] = {
-    COMPLETIONS: [("echo", True), ("best_of", 2), ("suffix", "x"), ("use_beam_search", True), ("priority", 5)],
+    COMPLETIONS: [
+        ("logprob_token_ids", [5]),
+        ("best_of", 2),
+        ("suffix", "x"),
+        ("use_beam_search", True),
+        ("priority", 5),
+    ],
     CHAT: [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),

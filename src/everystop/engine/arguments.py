@@ -55,6 +55,10 @@ def _check_lists(params: SamplingParams, num_valid_tokens: int) -> None:
         )
     check_ids("logit_bias", [token for token, _ in params.logit_bias], num_valid_tokens)
     check_ids("stop_token_ids", params.stop_token_ids, num_valid_tokens)
+    if not _is_list(params.bad_word_ids) or not all(_is_list(ids) and ids for ids in params.bad_word_ids):
+        raise _wrong("bad_word_ids", params.bad_word_ids, "a tuple of tuples of token ids, none of them empty")
+    for ids in params.bad_word_ids:
+        check_ids("bad_word_ids", ids, num_valid_tokens)
     if params.allowed_token_ids is not None and not check_ids(
         "allowed_token_ids", params.allowed_token_ids, num_valid_tokens
     ):

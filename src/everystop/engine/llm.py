@@ -45,11 +45,15 @@ class Completion:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What `generate` returns for one prompt: `outputs` holds its n choices."""
+    """What `generate` returns for one prompt: `outputs` holds its n choices.
+
+    Where they were asked for, `prompt_logprobs` has an entry for each token of the prompt, None for the first.
+    """
 
     prompt_token_ids: tuple[int, ...]
     outputs: list[Completion]
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
 
 class LLM:
@@ -132,6 +136,8 @@ class LLM:
         with self._turn:
             self._compute(answers, params)
         for answer, sampling in zip(answers, params, strict=True):
+            if sampling.prompt_logprobs is not None:
+                answer.prompt_logprobs.insert(0, None)
             for choice in answer.outputs:
                 choice.text = self._text(choice, sampling)
         return answers
@@ -167,6 +173,7 @@ class LLM:
 
     def _take(self, output: StepOutput, by_id: dict[int, tuple[RequestOutput, Completion]]) -> None:
         answer, choice = by_id[output.request_id]
+        answer.prompt_logprobs += output.prompt_logprobs
         choice.token_ids += output.token_ids
         choice.logprobs += output.logprobs
         answer.num_cached_tokens = max(answer.num_cached_tokens, output.num_cached_tokens)
@@ -181,8 +188,13 @@ class LLM:
         is_at_string, shows_stop = isinstance(choice.stop_reason, str), params.include_stop_str_in_output
         drops_last = choice.finish_reason == "stop" and not is_at_string and not shows_stop
         decoder = self.tokenizer.text_decoder(skip_special_tokens=params.skip_special_tokens)
-        text = decoder.push(choice.token_ids[:-1] if drops_last else choice.token_ids) + decoder.flush()
-        return StopMatcher(params.stop, shows_stop=shows_stop).feed(text)[0] if is_at_string else text
+        token_ids = choice.token_ids[:-1] if drops_last else choice.token_ids
+        early = decoder.push(token_ids[: params.min_tokens])
+        rest = decoder.push(token_ids[params.min_tokens :]) + decoder.flush()
+        if not is_at_string:
+            return early + rest
+        matcher = StopMatcher(params.stop, shows_stop=shows_stop)
+        return matcher.feed(early, may_stop=False)[0] + matcher.feed(rest)[0]
 
     def close(self) -> None:
         """End the engine and free its memory; a call in another thread ends with EngineDead."""

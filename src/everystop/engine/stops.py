@@ -23,11 +23,14 @@ class StopMatcher:
         self._longest = max(map(len, stops), default=0)
         self._held = ""
 
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that may be shown now, and the stop that ended it; after a match nothing more may be fed."""
+    def feed(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
+        """The text that may be shown now, and the stop that ended it; after a match nothing more may be fed.
+
+        Unless it `may_stop`, a stop that is complete in this text is none; one that only begins in it may be later.
+        """
         window = self._held + text
         shown = len(self._held) if self._shows_stop else 0
-        match = self._first_match(window)
+        match = self._first_match(window) if may_stop else None
         if match is not None:
             start, stop = match
             self._held = ""

@@ -125,6 +125,17 @@ class Tokenizer:
             return encoded
         return [[*self._prefix, *ids, *self._suffix] for ids in encoded]
 
+    def spans(self, text: str, *, add_special: bool = True) -> list[tuple[int, int, int]]:
+        """`encode` with places: (id, start, stop) in characters of the text, 0 and 0 for what is put around it.
+
+        Tokens that share a character all stand for it.
+        """
+        encoding = self._inner.encode_batch([text], add_special_tokens=False)[0]
+        inside = [(token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True)]
+        if not add_special:
+            return inside
+        return [*((token, 0, 0) for token in self._prefix), *inside, *((token, 0, 0) for token in self._suffix)]
+
     def encode_rendered(self, prompt: RenderedPrompt, *, add_special: bool = False) -> list[int]:
         """The ids of what a chat template wrote; its own control tokens are recognised, those of clients are text.
 

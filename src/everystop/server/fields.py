@@ -117,6 +117,30 @@ def string(max_chars: int) -> Field:
     return Field(read, {"type": "string", "maxLength": max_chars})
 
 
+def one_of(*values: str) -> Field:
+    """One of these words."""
+    must = " or ".join(f'"{value}"' for value in values)
+
+    def read(name: str, value: Any) -> str:
+        if type(value) is not str or value not in values:
+            raise wrong(name, value, must)
+        return value
+
+    return Field(read, {"enum": list(values)})
+
+
+def texts(max_items: int, max_chars: int) -> Field:
+    """A list of texts, each of at most `max_chars` characters."""
+    one = string(max_chars)
+
+    def read(name: str, value: Any) -> tuple[str, ...]:
+        if type(value) is not list or len(value) > max_items:
+            raise wrong(name, value, f"a list of at most {max_items:,} strings")
+        return tuple(one.read(name, item) for item in value)
+
+    return Field(read, {"type": "array", "items": one.schema, "maxItems": max_items})
+
+
 def no_effect() -> Field:
     """Any value: the field is meant for others, or changes nothing here."""
     return Field(lambda name, value: value, {}, Effect.NO_EFFECT)

@@ -29,6 +29,7 @@ from everystop.model.tokenizer_files import load_tokenizer
 from everystop.model.weights import LoadedModel, load_model
 from everystop.scheduling import tenants_of
 from everystop.server.protocol import Accepted
+from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
 
@@ -48,6 +49,7 @@ def run(opening: Opening, sock: socket.socket) -> int:
         stats_interval_s=config.stats_interval,
         explain_history=config.explain_history,
         slow_log_ms=config.slow_log,
+        max_request_s=config.max_request_seconds,
         on_ready=lambda model: print(opening.screen(), flush=True),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -117,6 +119,7 @@ class Opening:
                 block_size=capacity.block_size,
             ),
             num_blocks=capacity.num_blocks,
+            queue=QueueLimits(config.max_num_queued_reqs, config.max_num_queued_tokens),
             fingerprint=fingerprint(__version__, loaded.digest, config.dtype, _native.isa()),
             tenant_names=tuple(self.tenants.by_name),
             on_answered=None if recorder is None else recorder.client,

@@ -15,16 +15,20 @@ from everystop.model.messages import MESSAGES_SCHEMA, PLAIN, ChatOptions, read_m
 from everystop.server import fields
 from everystop.server.errors import ModelUnknown
 from everystop.server.fields import Effect, Field, wrong
-from everystop.server.wishes import NO_WISHES, Wishes, check_sequences, read_wishes
+from everystop.server.truncation import Truncation, read_truncation
+from everystop.server.wishes import NO_WISHES, Wishes, check_sequences, num_scored, read_wishes
 
 MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_SEQUENCES = 1024
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
 MAX_PRIORITY = 1000
 MAX_USER_CHARS = 256
 MAX_STREAM_INTERVAL = 1_000_000
+MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400
 MAX_JSON_MARKS = 2_000_000
 _COUNTED_BYTES = 1 << 18
 
@@ -59,10 +63,13 @@ class Parsed:
     wishes: Wishes = NO_WISHES
     chat: ChatOptions = PLAIN
     add_special_tokens: bool = True
+    truncation: Truncation | None = None
+    bad_words: tuple[str, ...] = ()
     cache_salt: str = ""
     priority: int = 0
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
+    timeout_s: float | None = None
     user: str = ""
 
 
@@ -104,7 +111,7 @@ def parse_completion(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
     prompts = values["prompt"]
     for prompt in prompts:
         if not isinstance(prompt, str):
-            _check_vocabulary("prompt", prompt, accepted)
+            check_vocabulary("prompt", prompt, accepted)
     num_sequences = len(prompts) * parsed.params.n
     check_sequences(parsed.wishes, num_sequences)
     if num_sequences > MAX_SEQUENCES:
@@ -152,12 +159,23 @@ def _read_chat_options(values: dict[str, Any]) -> ChatOptions:
 
 
 def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | None, max_tokens: int | None) -> Parsed:
-    model = values.get("model", accepted.model_names[0])
-    if model not in accepted.model_names:
-        raise ModelUnknown(f"the model {model!r} is not served here; {accepted.model_names[0]!r} is", param="model")
+    model = check_model(values.get("model"), accepted)
     chosen = {name: values[name] for name in PARAMETER_FIELDS if name in values}
-    params = replace(accepted.defaults, **chosen, max_tokens=max_tokens, logprobs=logprobs)
+    wishes = read_wishes(values, gives_metrics=accepted.gives_metrics)
+    params = replace(
+        accepted.defaults,
+        **chosen,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=num_scored(wishes, logprobs),
+    )
     _check_parameters(params, accepted)
+    if max_tokens == 0 and not wishes.echo and wishes.prompt_logprobs is None:
+        raise RequestError(
+            "max_tokens is 0, but nothing is asked of the prompt either; set echo or prompt_logprobs, or ask for at "
+            "least one token",
+            param="max_tokens",
+        )
     if values.get("spaces_between_special_tokens") and not params.skip_special_tokens:
         raise UnsupportedField(
             "spaces_between_special_tokens",
@@ -168,13 +186,25 @@ def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | No
         params=params,
         model=model,
         stream=values.get("stream", False),
-        wishes=read_wishes(values, gives_metrics=accepted.gives_metrics),
+        wishes=wishes,
+        truncation=read_truncation(values),
+        bad_words=values.get("bad_words", ()),
         cache_salt=values.get("cache_salt", ""),
         priority=_read_priority(values, accepted),
         ttft_target_ns=_read_target("ttft_target_ms", values, accepted),
         itl_target_ns=_read_target("itl_target_ms", values, accepted),
+        timeout_s=values.get("timeout"),
         user=_read_user(values, accepted),
     )
+
+
+def check_model(model: str | None, accepted: Accepted) -> str:
+    """The served name that is meant; raises ModelUnknown."""
+    if model is None:
+        return accepted.model_names[0]
+    if model not in accepted.model_names:
+        raise ModelUnknown(f"the model {model!r} is not served here; {accepted.model_names[0]!r} is", param="model")
+    return model
 
 
 def _read_priority(values: dict[str, Any], accepted: Accepted) -> int:
@@ -204,14 +234,15 @@ def _check_parameters(params: SamplingParams, accepted: Accepted) -> None:
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         message = f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}"
         raise RequestError(message, param="min_tokens")
-    _check_vocabulary("logit_bias", [token for token, _ in params.logit_bias], accepted)
-    _check_vocabulary("stop_token_ids", params.stop_token_ids, accepted)
-    _check_vocabulary("allowed_token_ids", params.allowed_token_ids or (), accepted)
+    check_vocabulary("logit_bias", [token for token, _ in params.logit_bias], accepted)
+    check_vocabulary("stop_token_ids", params.stop_token_ids, accepted)
+    check_vocabulary("allowed_token_ids", params.allowed_token_ids or (), accepted)
     if params.allowed_token_ids == ():
         raise RequestError("allowed_token_ids is empty: no token could be chosen", param="allowed_token_ids")
 
 
-def _check_vocabulary(name: str, ids: tuple[int, ...] | list[int], accepted: Accepted) -> None:
+def check_vocabulary(name: str, ids: tuple[int, ...] | list[int], accepted: Accepted) -> None:
+    """Raise RequestError for an id that no token has."""
     if ids and not (min(ids) >= 0 and max(ids) < accepted.vocab_size):
         bad = next(token for token in ids if not 0 <= token < accepted.vocab_size)
         raise RequestError(
@@ -299,7 +330,7 @@ _UNCONSTRAINED = "answers are not held to a grammar"
 COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
     "model": fields.string(1024).described("a served name; without it the first one"),
     "max_tokens": fields.within(*RANGES["max_tokens"]).described(
-        "without it as many as fit, or as the model's files say"
+        "without it as many as fit, or as the model's files say; 0 only with `echo` or `prompt_logprobs`"
     ),
     "stream": fields.boolean().described("server-sent events, at least one a token"),
     "stream_options": fields.table(STREAM_OPTION_FIELDS).described("only with `stream`"),
@@ -319,6 +350,9 @@ COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
     ),
     "ttft_target_ms": fields.number(MIN_TARGET_MS, MAX_TARGET_MS).described("only under `--policy deadline`"),
     "itl_target_ms": fields.number(MIN_TARGET_MS, MAX_TARGET_MS).described("only under `--policy deadline`"),
+    "timeout": fields.number(MIN_TIMEOUT_S, MAX_TIMEOUT_S).described(
+        "seconds from the last byte of the request to the end of the answer; then 504, or an error event in a stream"
+    ),
     "user": fields.no_effect().described("names the tenant where the file of `--tenants` says that it may"),
     "metadata": fields.no_effect(),
     "store": fields.no_effect().described("nothing is stored"),
@@ -329,9 +363,21 @@ COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
     "use_beam_search": fields.only(False, why=_GREEDY_OR_SAMPLED),
     "length_penalty": fields.only(1, why="it belongs to beam search"),
     "early_stopping": fields.only(False, why="it belongs to beam search"),
-    "prompt_logprobs": fields.only(False, why="logprobs are given for output tokens"),
-    "return_tokens_as_token_ids": fields.only(False, why="tokens are given as text and bytes"),
-    "return_token_ids": fields.only(False, why="tokens are given as text and bytes"),
+    "prompt_logprobs": fields.within(*RANGES["prompt_logprobs"]).described(
+        "log-probabilities of the prompt's tokens, and of so many others in the place of each; not in a stream"
+    ),
+    "logprob_token_ids": fields.only([], why="the best tokens are told, not tokens by name"),
+    "return_tokens_as_token_ids": fields.boolean().described("`logprobs` name tokens as `token_id:7`"),
+    "return_token_ids": fields.boolean().described("`prompt_token_ids`, and `token_ids` of each choice or chunk"),
+    "truncate_prompt_tokens": fields.within(-1, RANGES["max_tokens"][1]).described(
+        "at most so many tokens of the prompt are kept; -1: as many as fit"
+    ),
+    "truncation_side": fields.one_of("left", "right").described(
+        "where the prompt is cut: `left` keeps its end (the default), `right` its beginning"
+    ),
+    "bad_words": fields.texts(MAX_BAD_WORDS, MAX_BAD_WORD_CHARS).described(
+        "do not come about in the answer, with or without a blank before them"
+    ),
     "response_format": fields.only({"type": "text"}, why=_UNCONSTRAINED),
     "structured_outputs": fields.only(why=_UNCONSTRAINED),
     "guided_json": fields.only(why=_UNCONSTRAINED),
@@ -344,7 +390,7 @@ COMPLETION_FIELDS: dict[str, Field] = COMMON_FIELDS | {
     "prompt": Field(_read_prompt, _PROMPT_SCHEMA).described("text, token ids, or a list of either"),
     "logprobs": fields.within(*RANGES["logprobs"]).described("of the chosen token, and of so many others"),
     "best_of": replace(fields.integer(1, MAX_N), effect=Effect.NEUTRAL_ONLY).described("only equal to `n`"),
-    "echo": fields.only(False, why="prompts are not repeated"),
+    "echo": fields.boolean().described("the prompt before the answer, also in `logprobs`"),
     "suffix": fields.only("", why="text is only generated at the end"),
     "add_special_tokens": fields.boolean().described(
         "false: nothing is put around the text of the prompt, such as a begin-of-text token (default: true)"
@@ -381,5 +427,5 @@ CHAT_FIELDS: dict[str, Field] = COMMON_FIELDS | {
     "prediction": fields.only(why="answers are not predicted"),
     "web_search_options": fields.only(why="nothing is looked up"),
     "mm_processor_kwargs": fields.only(why="messages hold only text"),
-    "echo": fields.only(False, why="prompts are not repeated"),
+    "echo": fields.only(False, why="messages are not repeated"),
 }

@@ -50,6 +50,7 @@ class Service:
         tenants: Tenants | None = None,
         explain_history: int = DEFAULT_FINISHED,
         slow_log_ms: float | None = None,
+        max_request_s: float | None = None,
         shutdown_timeout_s: float = 30.0,
         stats_interval_s: float = 10.0,
         stuck_fail_s: float = STUCK_FAIL_S,
@@ -58,6 +59,7 @@ class Service:
     ) -> None:
         self.state = ServerState(History(num_finished=explain_history))
         self.state.is_loopback = is_loopback(sock)
+        self.state.max_request_s = max_request_s
         self._sock = sock
         self._load = load
         self._http = HttpServer(make_app(self.state, api_keys, tenants, admin_keys=admin_keys))
@@ -156,7 +158,9 @@ class Service:
             self.state.metrics.forget_running()
 
     async def _tick(self) -> None:
-        """Count events, print the status line, and end those who wait for an engine that no longer turns."""
+        """Count events, print the status line, and end those who wait for an engine that no longer turns, or for whom
+        too much waits.
+        """
         metrics = self.state.metrics
         assert metrics is not None
         status, next_line_s = StatusLine(metrics, time.monotonic()), time.monotonic() + self._stats_interval_s
@@ -165,6 +169,7 @@ class Service:
             silent_s = self.state.silent_s()
             if silent_s > self._stuck_fail_s:
                 self.state.board.fail_all(EngineDead(f"the engine has not finished a step for {silent_s:.0f} s"))
+            self.state.board.cut_off_laggards()
             now_s = time.monotonic()
             self._look()
             if self._stats_interval_s > 0 and now_s >= next_line_s:

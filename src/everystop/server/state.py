@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from everystop.observe.metrics import Metrics
 from everystop.server.board import Board, EngineLike
 from everystop.server.errors import Loading
 from everystop.server.protocol import Accepted
+from everystop.server.queue import Queue, QueueLimits
 from everystop.server.texts import Texts
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class ServedModel:
     """All that a loader hands over: a model that can be asked.
 
     `fingerprint` names what determines an answer: version, model, arithmetic, instruction set. `num_blocks` is the size
-    of the KV cache; `max_sequences` bounds what the engine may hold, running or queued. `tenant_names` are those that
+    of the KV cache; `queue` bounds what may wait for a place to run. `tenant_names` are those that
     metrics tell apart. `on_answered` is told of each HTTP request once its answer is done.
     """
 
@@ -87,9 +88,14 @@ class ServedModel:
     limits: EngineLimits
     num_blocks: int
     fingerprint: str | None = None
-    max_sequences: int = 4096
+    queue: QueueLimits = field(default_factory=QueueLimits)
     tenant_names: tuple[str, ...] = ()
     on_answered: Callable[[Client], None] | None = None
+
+    @property
+    def limit_tokens(self) -> int:
+        """The longest sequence, prompt and answer, that the empty server holds."""
+        return min(self.accepted.max_model_len, self.num_blocks * self.limits.block_size)
 
 
 class Phase(StrEnum):
@@ -105,12 +111,14 @@ class ServerState:
     """The one mutable state of the HTTP side; asyncio thread only. `on_done` hears of each request that is answered.
 
     With a `history` requests are remembered in it, and without one not at all. `is_ending` tells that nobody is waited
-    for any more, `is_loopback` that only this machine can reach the server.
+    for any more, `is_loopback` that only this machine can reach the server. No request may take longer than
+    `max_request_s`.
     """
 
     def __init__(self, history: History | None = None) -> None:
         self.is_ending = False
         self.is_loopback = False
+        self.max_request_s: float | None = None
         self.phase = Phase.LOADING
         self.error: BaseException | None = None
         self.num_open = 0
@@ -127,7 +135,7 @@ class ServerState:
         self._model = model
         if model.on_answered is not None:
             self.on_done.append(model.on_answered)
-        self._board = Board(model.engine, model.texts, model.max_sequences)
+        self._board = Board(model.engine, model.texts, Queue(model.queue, model.limits.max_num_seqs))
         self._metrics = Metrics(model.num_blocks, model.tenant_names)
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
@@ -155,6 +163,8 @@ class ServerState:
         """Hand the events of a turn over to those who show them; called on the engine's thread."""
         if self._metrics is not None:
             self._metrics.receive(events)
+        if self._board is not None:
+            self._board.queue.receive(events)
         self.history.receive(events)
 
     def came(self, client: Client) -> None:

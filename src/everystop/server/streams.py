@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -14,9 +15,10 @@ from everystop.core.errors import EverystopError
 from everystop.observe.history import Client
 from everystop.observe.request_clock import RequestClock, RequestTimes
 from everystop.server.board import Generation
-from everystop.server.errors import ClientGone, failure_response
+from everystop.server.deadline import Deadline
+from everystop.server.errors import ClientGone, SlowReader, TimedOut, dialect_of, failure_response
 from everystop.server.inquiry import progress_line
-from everystop.server.replies import DONE, ReplyWriter, error_event, usage_object
+from everystop.server.replies import ReplyWriter, usage_object
 from everystop.server.state import ServerState
 from everystop.server.texts import Gathering, Part, Piece
 from everystop.server.times import metrics_object, timings_object
@@ -36,7 +38,7 @@ JSON_HEADERS = [(b"content-type", b"application/json")]
 class Reply:
     """An ASGI response that serves a generation; whatever ends it, the generation is closed and its blocks go back.
 
-    It notes in `client` when bytes were given to the socket.
+    It notes in `client` when bytes were given to the socket. With a `deadline` the generation ends there.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class Reply:
         writer: ReplyWriter,
         num_choices: int,
         wishes: Wishes = NO_WISHES,
+        deadline: Deadline | None = None,
     ) -> None:
         self._state = state
+        self._deadline = deadline
         self._board = state.board
         self._generation = generation
         self._client = client
@@ -61,24 +65,37 @@ class Reply:
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.create_task(self._watch(receive))
+        watcher = asyncio.create_task(self._watch(scope, receive))
+        timer = self._start_timer()
+        self._generation.cut_off = scope.get("abort", self._generation.cut_off)
         try:
             await self._answer(scope, receive, send)
         except ClientGone:
             pass
         finally:
             watcher.cancel()
+            if timer is not None:
+                timer.cancel()
             self._board.close(self._generation)
             self._note_end()
             self._state.done(self._client)
 
-    async def _watch(self, receive: Receive) -> None:
+    def _start_timer(self) -> asyncio.TimerHandle | None:
+        if self._deadline is None:
+            return None
+        return asyncio.get_running_loop().call_later(self._deadline.left_s(), self._time_out, self._deadline)
+
+    def _time_out(self, deadline: Deadline) -> None:
+        if self._client.delivered_ns is None:
+            self._board.end(self._generation, TimedOut(deadline.limit_s, is_own=deadline.is_own))
+
+    async def _watch(self, scope: Scope, receive: Receive) -> None:
         """The body has been read: the next that can come is the end of the connection."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._client.has_left = self._client.delivered_ns is None
         self._note_end()
-        self._board.abandon(self._generation)
+        self._board.end(self._generation, SlowReader() if "is_slow" in scope else ClientGone())
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -88,7 +105,7 @@ class Reply:
         except Exception as error:
             if self._started:
                 raise
-            await failure_response(error)(scope, receive, send)
+            await failure_response(error, dialect_of(scope))(scope, receive, send)
         self._note_end()
 
     async def _send(self, send: Send) -> None:
@@ -139,7 +156,9 @@ class WholeReply(Reply):
                     texts[part.choice].append(part.piece)
         reasons = [choice.finish_reason or "" for choice in self._generation.choices]
         self._attach_times()
-        body = self._writer.whole(texts, reasons, self._usage())
+        write = partial(self._writer.whole, texts, reasons, self._usage())
+        report = self._generation.report
+        body = await asyncio.to_thread(write) if report is not None and report.is_large else write()
         await self._start(send, [*JSON_HEADERS, (b"content-length", b"%d" % len(body))])
         self._note_first()
         await send({"type": "http.response.body", "body": body})
@@ -167,7 +186,7 @@ class StreamReply(Reply):
                 raise
             if not isinstance(error, EverystopError):
                 logger.error("unforeseen error in a stream", exc_info=error)
-            await send({"type": "http.response.body", "body": error_event(error) + DONE})
+            await send({"type": "http.response.body", "body": self._writer.failed(error)})
 
     async def _send_events(self, send: Send, events: bytes) -> None:
         if not self._started:
@@ -198,7 +217,7 @@ class StreamReply(Reply):
                     await self._send_events(send, b"".join(events))
                     self._note_first()
         self._attach_times()
-        await send({"type": "http.response.body", "body": writer.usage_event(self._usage()) + DONE})
+        await send({"type": "http.response.body", "body": writer.ended(self._usage())})
 
     def _attach_so_far(self, index: int) -> None:
         """Have what the client wants in every chunk beside the next one, which is of choice `index`."""
