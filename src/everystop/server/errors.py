@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from everystop.core.errors import Draining, EngineDead, EverystopError, RequestError
 
@@ -96,6 +97,26 @@ def error_object(error: Exception) -> dict[str, Any]:
     }
 
 
+def code_of(error: Exception) -> str:
+    """The error's code on the wire, or its kind where it has none."""
+    if isinstance(error, ClientGone):
+        return "client_gone"
+    wire = _wire(error)
+    return getattr(error, "code", None) or wire.code or wire.kind
+
+
+class ErrorResponse(Response):
+    """An error's answer, which leaves its code in the scope as `error_code`, for whoever keeps account."""
+
+    def __init__(self, *args: Any, code: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._code = code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["error_code"] = self._code
+        await super().__call__(scope, receive, send)
+
+
 def error_response(error: Exception) -> Response:
     """The HTTP answer to an error that came before the response began."""
     wire = _wire(error)
@@ -105,7 +126,7 @@ def error_response(error: Exception) -> Response:
         headers["retry-after"] = str(retry_after_s)
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    return _reply(wire.status, error_object(error), headers)
+    return _reply(wire.status, error_object(error), headers, code_of(error))
 
 
 def failure_response(error: Exception) -> Response:
@@ -126,11 +147,11 @@ async def handle_http_exception(_request: Request, error: Exception) -> Response
     message = {404: "no such path", 405: "this path does not take that method"}.get(error.status_code, error.detail)
     code = HTTPStatus(error.status_code).name.lower()
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
-    return _reply(error.status_code, body, dict(error.headers or {}))
+    return _reply(error.status_code, body, dict(error.headers or {}), code)
 
 
-def _reply(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
-    return Response(json.dumps(body), status, headers, media_type="application/json")
+def _reply(status: int, body: dict[str, Any], headers: dict[str, str], code: str) -> Response:
+    return ErrorResponse(json.dumps(body), status, headers, media_type="application/json", code=code)
 
 
 def _wire(error: Exception) -> Wire:

@@ -33,6 +33,7 @@ from everystop.server.prompts import Parse, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
 from everystop.server.request_ids import RequestIds
+from everystop.server.request_log import RefusalWatch
 from everystop.server.state import ServerState
 from everystop.server.streams import StreamReply, WholeReply
 from everystop.server.ui import Ui
@@ -56,6 +57,8 @@ def make_app(
     app = Starlette(
         routes=[
             Route("/health", endpoints.health, methods=["GET"]),
+            Route("/health/ready", endpoints.health, methods=["GET"]),
+            Route("/health/live", endpoints.health_live, methods=["GET"]),
             Route("/version", endpoints.version, methods=["GET"]),
             Route("/metrics", endpoints.metrics, methods=["GET"]),
             Route("/v1/models", endpoints.models, methods=["GET"]),
@@ -67,7 +70,7 @@ def make_app(
             Route("/ui/stream", endpoints.live, methods=["GET"]),
             *ui.routes(),
         ],
-        middleware=[Middleware(RequestIds), guard],
+        middleware=[Middleware(RefusalWatch, refused=state.refused), Middleware(RequestIds), guard],
         exception_handlers={
             EverystopError: handle_error,
             ClientGone: handle_error,
@@ -90,8 +93,13 @@ class Endpoints:
         self._workers = ThreadPoolExecutor(2, "everystop-prepare")
 
     async def health(self, _request: Request) -> Response:
-        """200 while requests are taken and the engine turns, else 503."""
+        """200 while requests are taken and the engine gets on with them, else 503; the same as `/health/ready`."""
         status, word = self._state.health()
+        return _json({"status": word}, status)
+
+    async def health_live(self, _request: Request) -> Response:
+        """503 where only a new process can help, else 200."""
+        status, word = self._state.live()
         return _json({"status": word}, status)
 
     async def version(self, _request: Request) -> Response:
@@ -147,10 +155,11 @@ class Endpoints:
                 work = partial(prepare, model, parse, body)
                 parsed, prompts, params = await asyncio.get_running_loop().run_in_executor(self._workers, work)
                 self._state.check_open()
+        tenant = self._tenant_of(request, parsed)
         generation = self._state.board.open(
             prompts,
             params,
-            tenant=self._tenant_of(request, parsed),
+            tenant=tenant,
             priority=parsed.priority,
             cache_salt=parsed.cache_salt,
             ttft_target_ns=parsed.ttft_target_ns,
@@ -158,7 +167,8 @@ class Endpoints:
         )
         writer = _writer(parsed)
         request.scope["answer_name"] = writer.id
-        client = _client(request.scope, writer.id, generation, request.scope.get("received_ns", read_ns))
+        client = _client(request.scope, writer.id, generation, request.scope.get("received_ns", read_ns), tenant)
+        request.scope["answered_client"] = client
         self._state.came(client)
         if parsed.stream:
             progress = parsed.include_progress
@@ -201,7 +211,7 @@ class Visit:
             await reply(scope, receive, send)
 
 
-def _client(scope: Scope, name: str, generation: Generation, received_ns: int) -> Client:
+def _client(scope: Scope, name: str, generation: Generation, received_ns: int, tenant: str) -> Client:
     return Client(
         name,
         caller_of(scope).owner,
@@ -210,6 +220,7 @@ def _client(scope: Scope, name: str, generation: Generation, received_ns: int) -
         received_ns,
         generation.submitted_ns,
         given_name=scope.get("given_name", ""),
+        tenant=tenant,
     )
 
 
