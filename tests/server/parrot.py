@@ -24,9 +24,11 @@ from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
 from everystop.core.policy import make_policy
+from everystop.core.recording import RecordingScheduler
 from everystop.core.request import SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.engine.engine import Engine
+from everystop.observe.recorder import Recorder
 from everystop.server.listener import listen
 from everystop.server.protocol import Accepted
 from everystop.server.service import Service
@@ -121,6 +123,7 @@ class ParrotServer:
         self._has_priorities = options.pop("has_priorities", False)
         self._has_targets = options.pop("has_targets", False)
         self._names_tenants = tenants is not None and tenants.user
+        self._recorder: Recorder | None = options.pop("recorder", None)
         self.load_gate = threading.Event()
         self.before_long_encode: Callable[[], None] = lambda: None
         if not options.pop("hold_loading", False):
@@ -136,8 +139,18 @@ class ParrotServer:
         self.load_gate.wait(DEADLINE_S)
         kv = KVCache(num_blocks=self.num_blocks, block_size=16, enable_prefix_caching=True)
         limits = Limits(max_num_seqs=self._max_num_seqs, max_num_batched_tokens=64, max_model_len=self._max_model_len)
-        self.scheduler = Scheduler(limits, kv, self._policy)
-        self.engine = Engine(self.scheduler, self.runner, eos_token_ids=(EOS,), make_text_decoder=ParrotDecoder)
+        recorder = self._recorder
+        if recorder is None:
+            self.scheduler = Scheduler(limits, kv, self._policy)
+        else:
+            self.scheduler = RecordingScheduler(limits, kv, self._policy, recorder)
+        self.engine = Engine(
+            self.scheduler,
+            self.runner,
+            eos_token_ids=(EOS,),
+            make_text_decoder=ParrotDecoder,
+            on_stop=None if recorder is None else recorder.close,
+        )
         return ServedModel(
             engine=self.engine,
             texts=ParrotTexts(),
@@ -157,12 +170,19 @@ class ParrotServer:
             num_blocks=self.num_blocks,
             max_sequences=self._max_sequences,
             tenant_names=self._tenant_names,
+            on_answered=None if recorder is None else recorder.client,
         )
 
     def _encode(self, text: str) -> list[int]:
         if len(text) > 10_000:
             self.before_long_encode()
         return list(text.encode())
+
+    def run_here(self) -> int:
+        """Serve on this thread, which handles signals if it is the main one; returns the exit code."""
+        self._run()
+        assert self.exit_code is not None
+        return self.exit_code
 
     def _run(self) -> None:
         async def main() -> int:

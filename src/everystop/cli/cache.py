@@ -104,7 +104,8 @@ def _choose(names: list[str], entries: list[Entry]) -> list[Entry]:
         if name in EMBEDDED:
             model = EMBEDDED[name]
             made = (name, model.file_name, model.sha256[:32])
-            found = [one for one in entries if one.name.startswith(made[1:]) or one.detail.startswith(f"{name},")]
+            made = (model.file_name, model.sha256[:32])
+            found = [one for one in entries if one.name.startswith(made) or one.detail.startswith(f"{name},")]
         else:
             found = [one for one in entries if one.name == name] or _by_prefix(name, entries)
         if not found:

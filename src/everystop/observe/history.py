@@ -120,7 +120,9 @@ class StepRecord(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a client got: the HTTP status (0: it left before), the error's code, tokens, and why its choices ended."""
+    """What a client got: the HTTP status (0: it left before), the error's code, tokens, why its choices ended, and
+    whether it came as a stream.
+    """
 
     status: int = 0
     error_code: str = ""
@@ -128,6 +130,7 @@ class Answer(NamedTuple):
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     finish_reason: str = ""
+    is_streamed: bool = False
 
 
 @dataclass(slots=True)

@@ -16,7 +16,8 @@ _GIVEN = re.compile(rb"[!-~]{1,%d}" % MAX_CHARS)
 
 class RequestIds:
     """ASGI middleware; the scope's `given_name` is what the client sent ("" for nothing), and `answer_name` is what
-    those behind set; `answer_status` is left there for whoever keeps account. 400 for an id that is too long or not made of printable ASCII characters.
+    those behind set; `answer_status` is left there for whoever keeps account. 400 for an id that is too long or not
+    made of printable ASCII characters.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -71,7 +71,8 @@ class RequestLog:
     Each request that was computed has its line. Refusals, and clients that left before the first token, are told up to
     5 a second; the others are counted, and a line every 10 s says how many there were. The largest cause of the time is
     worked out exactly as long as that takes no more than 0.5 % of a thread, the slowest requests first; for the others
-    it is estimated from the times of boarding, first byte and end (`cause_estimated`). `cpu_ns` is the thread's clock.
+    it is estimated from the times of boarding, first byte and end: receive, queue, first_token, decode, or running for
+    an answer in one piece (`cause_estimated`). `cpu_ns` is the thread's clock.
     """
 
     def __init__(self, history: History, write: Write, cpu_ns: Callable[[], int] = time.thread_time_ns) -> None:
@@ -219,15 +220,19 @@ def _ms(from_ns: int, to_ns: int | None) -> float | None:
 
 def _estimate(client: Client, boarded_ns: int | None) -> tuple[str, int]:
     """The longest stretch between what is known without looking at steps."""
-    end_ns = client.delivered_ns or client.submitted_ns
-    boarded_ns = end_ns if boarded_ns is None else min(boarded_ns, end_ns)
-    first_ns = min(client.first_sent_ns or end_ns, end_ns)
-    stretches = {
-        "receive": client.submitted_ns - client.received_ns,
-        "queue": boarded_ns - client.submitted_ns,
-        "prefill": first_ns - boarded_ns if first_ns < end_ns else 0,
-        "decode": end_ns - first_ns if first_ns < end_ns else 0,
-        "running": end_ns - boarded_ns if first_ns >= end_ns else 0,  # prefill and decode of an answer in one piece
-    }
+    answer, end_ns = client.answer or Answer(), client.delivered_ns or client.submitted_ns
+    stretches = {"receive": client.submitted_ns - client.received_ns}
+    if boarded_ns is None and not answer.num_output_tokens:
+        stretches["queue"] = end_ns - client.submitted_ns
+    elif boarded_ns is None or boarded_ns > end_ns:
+        boarded_ns = client.submitted_ns  # forgotten; what was the queue counts as what followed it
+    else:
+        stretches["queue"] = boarded_ns - client.submitted_ns
+    if boarded_ns is not None:
+        first_ns = client.first_sent_ns if answer.is_streamed else None
+        if first_ns is None:
+            stretches["running"] = end_ns - boarded_ns
+        else:
+            stretches |= {"first_token": first_ns - boarded_ns, "decode": end_ns - first_ns}
     label = max(stretches, key=stretches.__getitem__)
     return label, stretches[label]

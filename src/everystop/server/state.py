@@ -90,8 +90,8 @@ class Phase(StrEnum):
 
 
 class ServerState:
-    """The one mutable state of the HTTP side; asyncio thread only. `on_done` hears of each request that is answered, and
-    `on_refused` of those that were turned away at the edge.
+    """The one mutable state of the HTTP side; asyncio thread only. `on_done` hears of each request that is answered,
+    and `on_refused` of those that were turned away at the edge.
 
     With a `history` requests are remembered in it, and without one not at all. `is_ending` tells that nobody is waited
     for any more, `is_loopback` that only this machine can reach the server. After `stall_timeout_s` with work and

@@ -36,6 +36,8 @@ class Reply:
     It notes in `client` when bytes were given to the socket.
     """
 
+    is_streamed = False
+
     def __init__(
         self, state: ServerState, generation: Generation, client: Client, writer: ReplyWriter, num_choices: int
     ) -> None:
@@ -66,7 +68,7 @@ class Reply:
         """What the client got."""
         usage, reasons = self._counts(), {choice.finish_reason or "" for choice in self._generation.choices}
         finish_reason = "abort" if self._client.has_left else "error" if self._error_code else "+".join(sorted(reasons))
-        return Answer(self._status, self._error_code, *usage, finish_reason)
+        return Answer(self._status, self._error_code, *usage, finish_reason, self.is_streamed)
 
     async def _watch(self, receive: Receive) -> None:
         """The body has been read: the next that can come is the end of the connection."""
@@ -138,6 +140,8 @@ class StreamReply(Reply):
     With `tells_progress` it may begin earlier, with comments that say how the request waits; then a refusal is an
     event.
     """
+
+    is_streamed = True
 
     def __init__(self, *args: Any, tells_progress: bool = False) -> None:
         super().__init__(*args)
