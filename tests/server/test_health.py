@@ -134,9 +134,7 @@ def test_whatever_ends_the_engines_thread_is_told(error: type[BaseException], tm
     assert any("parrot" in frame or "test_health" in frame for frame in lines[0]["error_stack"])
 
 
-def test_a_crash_file_that_cannot_be_written_hurts_nobody(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_crash_file_that_cannot_be_written_hurts_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("in the place of a folder")
     with parrot(stuck_fail_s=1.0, crash_files=CrashFiles(tmp_path / "file", 5, {})) as server:
         gate = threading.Event()
