@@ -153,7 +153,12 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     assert (ended.returncode, ended.stderr) == (1, b"")
 
 
-SPEAKING = "import sys; from everystop import cli\ncli.explain.run = lambda arguments: {}\nsys.exit(cli.main(['explain', '1']))"
+SPEAKING = """
+import sys
+from everystop import cli
+cli.explain.run = lambda arguments: {}
+sys.exit(cli.main(['explain', '1']))
+"""
 
 
 def run_speaking(action: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -183,8 +188,8 @@ def test_no_command_ends_in_a_traceback_on_a_full_disk(words: list[str], tmp_pat
 
 
 def test_a_simulation_on_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
-    trace = tmp_path / "t.jsonl"
-    trace.write_text('{"arrival_s": 0, "prompt_tokens": 5, "output_tokens": 5}\n')
+    trace = tmp_path / "t.csv"
+    trace.write_text("req_time_s,client,prompt_tokens,output_tokens\n0,ann,10,5\n")
     command = [sys.executable, "-m", "everystop", "simulate", "--trace", str(trace), "--cost", "h100:llama-3.1-8b"]
     with open("/dev/full", "w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)

@@ -12,8 +12,8 @@ import pytest
 from tests.server.parrot import ParrotServer, parrot, wait_until
 from tests.server.test_lifecycle import Stream
 
-from everystop.engine.loop import Turn
 from everystop.core.policy import PolicySettings, make_policy
+from everystop.engine.loop import Turn
 from everystop.server.crash_file import CrashFiles
 
 OK = (200, b'{"status":"ok"}')
@@ -37,7 +37,7 @@ def test_loading_is_alive_and_not_ready() -> None:
         assert states(server) == {"live": (200, "loading"), "ready": (503, "loading"), "health": (503, "loading")}
         server.load_gate.set()
         wait_until(lambda: server.get("/health/ready") == OK)
-        assert states(server) == {name: (200, "ok") for name in ("live", "ready", "health")}
+        assert states(server) == dict.fromkeys(("live", "ready", "health"), (200, "ok"))
 
 
 def test_health_says_one_word_and_needs_no_key() -> None:
@@ -89,7 +89,7 @@ def test_an_idle_server_is_never_stuck() -> None:
     with parrot(stuck_fail_s=1.0) as server:
         assert server.complete("a")[0] == 200
         time.sleep(1.4)
-        assert states(server) == {name: (200, "ok") for name in ("live", "ready", "health")}
+        assert states(server) == dict.fromkeys(("live", "ready", "health"), (200, "ok"))
         assert server.complete("a")[0] == 200
         assert server.get("/health/ready") == OK
 
@@ -126,7 +126,7 @@ def test_whatever_ends_the_engines_thread_is_told(error: type[BaseException], tm
         assert stream.started.wait(20)
         server.runner.before_step = fail
         assert stream.events()[-2]["error"]["code"] == "engine_failed"
-        assert states(server) == {name: (503, "failed") for name in ("live", "ready", "health")}
+        assert states(server) == dict.fromkeys(("live", "ready", "health"), (503, "failed"))
         wait_until(lambda: bool(list(tmp_path.glob("*.jsonl"))))
     lines = crash_lines(tmp_path)
     assert lines[0]["reason"] == "engine_failed"
