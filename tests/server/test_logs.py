@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -51,8 +52,10 @@ def said(log_format: str, tell: Callable[[Log], None], level: str = "info") -> l
 def restored_logging() -> Iterator[None]:
     root = logging.getLogger()
     before = root.handlers[:], root.level, logging.raiseExceptions
+    hooks = sys.excepthook, threading.excepthook
     yield
     root.handlers[:], root.level, logging.raiseExceptions = before
+    sys.excepthook, threading.excepthook = hooks
     logging.captureWarnings(False)
 
 
@@ -115,10 +118,7 @@ def test_named_errors_and_those_of_the_system_keep_their_message() -> None:
 
 
 @pytest.mark.usefixtures("restored_logging")
-def test_libraries_threads_and_warnings_come_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.excepthook", None)
-    monkeypatch.setattr("threading.excepthook", None)
-
+def test_libraries_threads_and_warnings_come_the_same_way() -> None:
     def tell(log: Log) -> None:
         install(log)
         logging.getLogger("uvicorn.error").info("Started server process")

@@ -99,14 +99,17 @@ def test_an_engine_that_dies_while_draining_ends_the_process_with_1() -> None:
 
 
 def test_a_stopped_process_goes_on_where_it_was() -> None:
-    """SIGSTOP is what a snapshot, a debugger or a memory-starved host does."""
+    """SIGSTOP is what a snapshot, a debugger or a starved host does: no stall, since nobody could get on."""
     with ParrotProcess(stuck_fail_s=1.0) as server:
-        assert server.complete("abc")[0] == 200
+        stream = Stream(server, ignore_eos=True, max_tokens=300)
+        assert stream.started.wait(20)
         server.signal(signal.SIGSTOP)
-        time.sleep(1.5)
+        time.sleep(2.5)
         server.signal(signal.SIGCONT)
+        assert len(stream.events()) == 300 + 2
         assert server.complete("abc")[1]["choices"][0]["text"] == "abc"
-        wait_until(lambda: server.get("/health/live") == (200, b'{"status":"ok"}'))
+        assert server.get("/health/live") == (200, b'{"status":"ok"}')
+        assert not [line for line in server.log if "no step" in line or "event loop" in line]
 
 
 def test_a_full_disk_ends_the_record_and_nothing_else(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ class LineWriter:
         self._describe_loss = describe_loss
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._num_lost = 0
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="everystop-log", daemon=True)
         self._thread.start()
 
@@ -52,34 +53,34 @@ class LineWriter:
         if self._lines.qsize() < MAX_WAITING_LINES:
             self._lines.put(line)
         else:
-            self._num_lost += 1
+            self._lose(1)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Write what waits; whoever does not read it in that time goes without."""
         self._lines.put(None)
         self._thread.join(timeout_s)
 
+    def _lose(self, num: int) -> None:
+        with self._lock:
+            self._num_lost += num
+
     def _run(self) -> None:
         is_open = True
         while is_open:
-            lines = [self._lines.get()]
-            while len(lines) < MAX_WAITING_LINES and not self._lines.empty():
-                lines.append(self._lines.get())
-            is_open = None not in lines
-            told = [line for line in lines if line is not None]
-            if self._num_lost:
-                told.append(self._describe_loss(self._num_lost))
-            if told:
-                self._write_all(told)
+            taken = [self._lines.get()]
+            while len(taken) < MAX_WAITING_LINES and not self._lines.empty():
+                taken.append(self._lines.get())
+            is_open = None not in taken
+            self._tell([line for line in taken if line is not None])
 
-    def _write_all(self, lines: list[str]) -> None:
-        num_lost = self._num_lost
+    def _tell(self, lines: list[str]) -> None:
+        with self._lock:
+            num_lost, self._num_lost = self._num_lost, 0
+        told = [*lines, self._describe_loss(num_lost)] if num_lost else lines
         try:
-            self._write("".join([line + "\n" for line in lines]).encode("utf-8", "backslashreplace"))
+            self._write("".join([line + "\n" for line in told]).encode("utf-8", "backslashreplace"))
         except (OSError, ValueError):  # a full disk, a closed pipe
-            self._num_lost += len(lines) - bool(num_lost)
-        else:
-            self._num_lost -= num_lost
+            self._lose(num_lost + len(lines))
 
 
 def write_to_stderr(data: bytes) -> None:

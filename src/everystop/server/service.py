@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
 TICK_S = 0.25
+LATE_S = 0.5
 POLL_S = 0.02
 LAST_WORDS_S = 2.0
 T = TypeVar("T")
@@ -178,10 +179,12 @@ class Service:
         """Count events, print the status line, and end those who wait for an engine that does not get on."""
         status: StatusLine | None = None
         next_line_s = 0.0
+        was_stopped = False
         while True:
             self._watchdog.beat()
             self._look()
-            self._end_the_stuck()
+            if not was_stopped:
+                self._end_the_stuck()
             metrics, now_s = self.state.metrics, time.monotonic()
             if metrics is not None and status is None:
                 status, next_line_s = StatusLine(metrics, now_s), now_s + self._stats_interval_s
@@ -191,6 +194,7 @@ class Service:
                 if line is not None:
                     self._say(line)
             await asyncio.sleep(TICK_S)
+            was_stopped = time.monotonic() - now_s > TICK_S + LATE_S  # such as by SIGSTOP: nobody could get on
 
     def _end_the_stuck(self) -> None:
         silent_s = self.state.silent_s()

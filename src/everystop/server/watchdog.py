@@ -22,6 +22,7 @@ from everystop.server.state import ServerState
 logger = logging.getLogger("everystop.watchdog")
 
 MAX_INTERVAL_S = 1.0
+LATE_S = 0.5
 SNAPSHOT_S = 2.0
 LAST_WORDS_S = 10.0
 
@@ -74,23 +75,24 @@ class Watchdog:
 
     def _run(self) -> None:
         interval_s = min(MAX_INTERVAL_S, self._state.stall_timeout_s / 4)
-        while True:
+        while not self._is_stopping:
+            began_ns = time.monotonic_ns()
             self._wake.wait(interval_s)
             self._wake.clear()
+            was_stopped = time.monotonic_ns() - began_ns > (interval_s + LATE_S) * NS_PER_S
             try:
-                self._look()
+                self._look(was_stopped)
             except Exception:
                 logger.exception("the watchdog could not look; serving goes on")
-            if self._is_stopping:
-                return
 
-    def _look(self) -> None:
+    def _look(self, was_stopped: bool) -> None:
+        """With `was_stopped`, such as by SIGSTOP, nobody could get on: the others are given until the next look."""
         failure, self._failure = self._failure, None
         if failure is not None:
             fields = exception_fields(failure, trusts=False)
             message = "the engine's thread has ended"
             self._keep(Crash("engine_failed", message, fields["error"], tuple(fields["stack"])))
-        if self._is_stopping:
+        if self._is_stopping or was_stopped:
             return
         self._look_at_engine()
         self._look_at_loop()
