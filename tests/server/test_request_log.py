@@ -52,7 +52,6 @@ def test_a_request_is_told_with_its_names_tokens_times_and_cause() -> None:
     assert again["cached_tokens"] == 32
     assert 0 <= line["queue_ms"] <= line["ttft_ms"] <= line["e2e_ms"]
     assert line["cause"] in set(Cause)
-    assert 0 < line["cause_ms"] <= line["e2e_ms"]
     assert "secret" not in json.dumps(list(lines))
 
 
@@ -216,16 +215,16 @@ def test_clients_that_left_before_the_first_token_count_as_a_flood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first_ms", "fields", "cause", "ms"),
+    ("first_ms", "fields", "cause"),
     [
-        (5, {"is_streamed": True}, "decode", 15.0),
-        (17, {"is_streamed": True}, "first_token", 16.0),
-        (19, {}, "running", 19.0),
-        (19, {"num_output_tokens": 0}, "queue", 19.0),
+        (5, {"is_streamed": True}, "decode"),
+        (17, {"is_streamed": True}, "first_token"),
+        (19, {}, "running"),
+        (19, {"num_output_tokens": 0}, "queue"),
     ],
 )
 def test_without_steps_the_longest_stretch_is_the_estimated_cause(
-    first_ms: int, fields: dict[str, Any], cause: str, ms: float
+    first_ms: int, fields: dict[str, Any], cause: str
 ) -> None:
     lines = Lines()
     client = answered(1, **fields)
@@ -234,7 +233,7 @@ def test_without_steps_the_longest_stretch_is_the_estimated_cause(
     log.note(client)
     log.tick()
     [line] = lines.called("request")
-    assert (line["cause"], line["cause_ms"], line["cause_estimated"]) == (cause, ms, True)
+    assert (line["cause"], line["cause_estimated"]) == (cause, True)
 
 
 def test_causes_cost_no_more_than_their_share() -> None:
@@ -247,7 +246,7 @@ def test_causes_cost_no_more_than_their_share() -> None:
 
     log = RequestLog(History(), lines.write, cpu_ns)
     looked = []
-    log._exact_cause = lambda client, now_ns: looked.append(client) or ("decode", 1)  # type: ignore[method-assign]
+    log._exact_cause = lambda client, now_ns: looked.append(client) or "decode"  # type: ignore[method-assign]
     began_ns = time.monotonic_ns()
     for seconds, expected in ((0, 4), (1, 0), (60, 4)):
         looked.clear()

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop.core.durations import NS_PER_MS, NS_PER_S
 from everystop.observe.history import Answer, Client, History, Trail
-from everystop.observe.life import life_of
+from everystop.observe.main_cause import main_cause
 from everystop.server.logs import Fields
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ class RequestLog:
 
     # ------------------------------------------------------------ one line
 
-    def _tell(self, client: Client, cause: tuple[str, int] | None) -> None:
+    def _tell(self, client: Client, cause: str | None) -> None:
         answer = client.answer or Answer()
         status = answer.status or LEFT_STATUS
         if status >= 400 and not answer.num_output_tokens and not self._may_tell(status, answer.error_code):
@@ -158,7 +158,7 @@ class RequestLog:
         }
         self._write("request", fields | self._times(client, cause))
 
-    def _times(self, client: Client, cause: tuple[str, int] | None) -> dict[str, Any]:
+    def _times(self, client: Client, cause: str | None) -> dict[str, Any]:
         """Milliseconds since the last byte was received; what is not known is left out."""
         boarded_ns = self._boarded_ns(client)
         times = {
@@ -167,8 +167,7 @@ class RequestLog:
         }
         fields: dict[str, Any] = {name: ms for name, ms in times.items() if ms is not None}
         fields["e2e_ms"] = _ms(client.received_ns, client.delivered_ns)
-        label, ns = cause or _estimate(client, boarded_ns)
-        fields |= {"cause": label, "cause_ms": round(ns / NS_PER_MS, 1)}
+        fields["cause"] = cause or _estimate(client, boarded_ns)
         if cause is None:
             fields["cause_estimated"] = True
         return fields
@@ -178,8 +177,8 @@ class RequestLog:
         trails = [trail for i in client.request_ids if (trail := self._history.trails.get(i)) is not None]
         return min((trail.admits[0].now_ns for trail in trails if trail.admits), default=None)
 
-    def _exact_causes(self, clients: list[Client], now_ns: int) -> dict[str, tuple[str, int]]:
-        """(cause, nanoseconds) by the name of the request, as far as there is time for that."""
+    def _exact_causes(self, clients: list[Client], now_ns: int) -> dict[str, str]:
+        """The cause by the name of the request, as far as there is time for that."""
         found = {}
         for client in sorted(clients, key=_took_ns, reverse=True):
             if self._saved_ns <= 0:
@@ -191,19 +190,18 @@ class RequestLog:
             self._saved_ns -= self._cpu_ns() - began_ns
         return found
 
-    def _exact_cause(self, client: Client, now_ns: int) -> tuple[str, int] | None:
+    def _exact_cause(self, client: Client, now_ns: int) -> str | None:
         """Of the sequence that ended last."""
         trails = [self._history.trails.get(i) for i in client.request_ids]
         known = [trail for trail in trails if trail is not None and trail.since_ns]
         if len(known) < len(trails):
             return None
         try:
-            causes = life_of(self._history, max(known, key=_end_ns), now_ns).ns_by_cause()
+            cause = main_cause(self._history, max(known, key=_end_ns), now_ns)
         except Exception:
             logger.exception("the cause of a request's time could not be worked out; serving goes on")
             return None
-        largest = max(causes, key=causes.__getitem__, default=None)
-        return None if largest is None else (largest.value, causes[largest])
+        return None if cause is None else cause.value
 
 
 def _end_ns(trail: Trail) -> int:
@@ -218,7 +216,7 @@ def _ms(from_ns: int, to_ns: int | None) -> float | None:
     return None if to_ns is None else round((to_ns - from_ns) / NS_PER_MS, 1)
 
 
-def _estimate(client: Client, boarded_ns: int | None) -> tuple[str, int]:
+def _estimate(client: Client, boarded_ns: int | None) -> str:
     """The longest stretch between what is known without looking at steps."""
     answer, end_ns = client.answer or Answer(), client.delivered_ns or client.submitted_ns
     stretches = {"receive": client.submitted_ns - client.received_ns}
@@ -234,5 +232,4 @@ def _estimate(client: Client, boarded_ns: int | None) -> tuple[str, int]:
             stretches["running"] = end_ns - boarded_ns
         else:
             stretches |= {"first_token": first_ns - boarded_ns, "decode": end_ns - first_ns}
-    label = max(stretches, key=stretches.__getitem__)
-    return label, stretches[label]
+    return max(stretches, key=stretches.__getitem__)
