@@ -17,7 +17,7 @@ STAMPS = {  # file: how often it looks at the calendar, each time to stamp somet
     "cli/compare.py": 1,
     "model/chat_template.py": 1,  # a template asks for the date
     "server/crash_file.py": 2,
-    "server/logs.py": 3,
+    "server/logs.py": 2,
     "server/replies.py": 1,  # "created"
     "server/state.py": 1,
 }

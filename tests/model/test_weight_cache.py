@@ -228,7 +228,7 @@ print("done", flush=True)
 def test_a_process_killed_at_any_moment_leaves_no_wrong_entry(model_path: Path, tmp_path: Path) -> None:
     """Killed before, while and after it writes: the next start has the right weights, and nothing else is kept."""
     wanted, dice, num_cut = load(model_path, None), random.Random(7), 0
-    for i in range(8):
+    for i in range(6):
         home = Home(tmp_path / f"home{i}")
         command = [sys.executable, "-c", BUILDING, str(model_path), str(home.root)]
         with subprocess.Popen(

@@ -60,7 +60,7 @@ class RefusalWatch:
 
 
 def _refusal(scope: Scope, status: int) -> Refusal:
-    code = scope.get("error_code", "")
+    code = scope.get("error_code", "server_error" if status == 500 else "")
     status = LEFT_STATUS if code == "client_gone" else status
     return Refusal(scope["method"], scope["path"][:MAX_PATH_CHARS], scope.get("given_name", ""), status, code)
 

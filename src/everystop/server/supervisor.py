@@ -10,6 +10,8 @@ import os
 import socket
 from collections.abc import Mapping
 
+SEND_S = 0.5
+
 
 class Supervisor:
     """Whoever started this process, if it wants to know; `tell` may be called from any thread and never raises."""
@@ -23,5 +25,5 @@ class Supervisor:
         if not self._address:
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.setblocking(False)
+            sock.settimeout(SEND_S)
             sock.sendto("\n".join(lines).encode(), self._address)
