@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +77,15 @@ def test_a_home_that_cannot_be_written_fails(monkeypatch: pytest.MonkeyPatch, tm
     assert findings()["cache"].status is Status.FAIL
 
 
-def test_an_instruction_set_that_cannot_be_had_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EVERYSTOP_ISA", "no-such-isa")
-    assert findings()["kernels"].status is Status.FAIL
+def test_an_instruction_set_that_cannot_be_had_fails(tmp_path: Path) -> None:
+    """In a process of its own: the kernels choose once."""
+    command = [sys.executable, "-m", "everystop", "doctor", "--json", "--port", "0"]
+    environment = {**os.environ, "EVERYSTOP_ISA": "no-such-isa"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    [kernels] = [one for one in json.loads(ended.stdout)["findings"] if one["name"] == "kernels"]
+    assert kernels["status"] == "fail"
+    assert "no-such-isa" in kernels["text"]
 
 
 def test_crash_files_are_a_reason_to_look(tmp_path: Path) -> None:

@@ -103,7 +103,6 @@ def _choose(names: list[str], entries: list[Entry]) -> list[Entry]:
             raise ConfigError(f"{name!r} is a path; give a name that `everystop cache ls` shows")
         if name in EMBEDDED:
             model = EMBEDDED[name]
-            made = (name, model.file_name, model.sha256[:32])
             made = (model.file_name, model.sha256[:32])
             found = [one for one in entries if one.name.startswith(made) or one.detail.startswith(f"{name},")]
         else:

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 from everystop import __version__
 from everystop.core.durations import NS_PER_S
 from everystop.core.events import ArrivalEvent, FinishEvent, RefuseEvent
-from everystop.core.request import FinishReason
 from everystop.observe.history import Act, History, StepRecord, Trail
 
 CRASH_VERSION = 1
@@ -160,7 +159,7 @@ def _act(act: Act, tenants: dict[str, int]) -> list[Any]:
     fields = act._asdict()
     if isinstance(act, ArrivalEvent | RefuseEvent):
         fields["tenant"] = _number(act.tenant, tenants)
-    if isinstance(act, FinishEvent) and act.reason is not FinishReason.ERROR:
+    if isinstance(act, FinishEvent) and act.reason.value != "error":
         del fields["detail"]  # a stop string or a stop token is the client's
     return [type(act).__name__.removesuffix("Event").lower(), fields]
 

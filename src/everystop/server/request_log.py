@@ -111,7 +111,8 @@ class RequestLog:
 
     def _split(self, now_ns: int, is_last: bool) -> tuple[list[Client], list[Client]]:
         """Those whose end is known as well as it will be, and the others."""
-        ready, waiting = [], []
+        ready: list[Client] = []
+        waiting: list[Client] = []
         for client in self._ended:
             is_known = is_last or now_ns - (client.delivered_ns or 0) > PATIENCE_NS or self._is_over(client)
             (ready if is_known else waiting).append(client)
