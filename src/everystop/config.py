@@ -291,6 +291,30 @@ class Config:
     log_requests: bool = _setting(
         True, "--log-requests", "log one line a request, never with its text", group=OPERATIONS
     )
+    max_num_queued_reqs: int = _setting(
+        1024,
+        "--max-num-queued-reqs",
+        "most sequences that wait for a place to run, each of n choices counted; more get 429",
+        group=NETWORK,
+        least=1,
+        most=1_000_000,
+    )
+    max_num_queued_tokens: int = _setting(
+        1 << 20,
+        "--max-num-queued-tokens",
+        "most prompt tokens of the sequences that wait for a place to run; more get 429",
+        group=NETWORK,
+        least=1,
+        most=1_000_000_000,
+    )
+    max_request_seconds: float = _setting(
+        3600.0,
+        "--max-request-seconds",
+        "longest life of a request, from its last byte to the end of its answer; then it gets 504, or an error event",
+        group=NETWORK,
+        least=0.001,
+        most=31_536_000,
+    )
     stats_interval: float = _setting(
         10.0, "--stats-interval", "seconds between status lines while busy; 0 for none", group=OPERATIONS, least=0
     )
@@ -311,6 +335,12 @@ class Config:
         least=0,
         most=1_000_000_000,
         metavar="MS",
+    )
+    enable_per_request_metrics: bool = _setting(
+        False,
+        "--enable-per-request-metrics",
+        "put a `metrics` object with its times into every answer, streamed ones with include_usage",
+        group=NETWORK,
     )
     record: str | None = _setting(
         None,

@@ -21,7 +21,7 @@ from everystop.core.durations import NS_PER_S
 from everystop.core.errors import EngineDead, RequestError, TenantQueueFull
 from everystop.core.events import Event, FinishEvent, StepEvent
 from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
-from everystop.core.request import FinishReason, Request
+from everystop.core.request import FinishReason, Request, SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.engine.loop import StepLoop, Turn
 from everystop.engine.messages import Abort, StepOutput, Submit
@@ -41,6 +41,31 @@ class TextDecoder(Protocol):
         ...
 
 
+class MakeTextDecoder(Protocol):
+    """Makes a decoder for one sequence."""
+
+    def __call__(self, *, skip_special_tokens: bool) -> TextDecoder:
+        """A decoder at the beginning of its text, with control tokens left out of it or not."""
+        ...
+
+
+class _StopWatch:
+    """Looks for the stop strings of one request in its text, but in that of its first `min_tokens` tokens."""
+
+    __slots__ = ("_decoder", "_matcher", "_num_early")
+
+    def __init__(self, decoder: TextDecoder, params: SamplingParams) -> None:
+        self._decoder = decoder
+        self._matcher = StopMatcher(params.stop)
+        self._num_early = params.min_tokens
+
+    def feed(self, token_id: int) -> str | None:
+        """The stop string that ends with this token."""
+        text, may_stop = self._decoder.feed(token_id), self._num_early <= 0
+        self._num_early -= 1
+        return self._matcher.feed(text, may_stop=may_stop)[1]
+
+
 class Engine:
     """Runs requests submitted from other threads; `start` it, and `stop` it in the end.
 
@@ -55,7 +80,7 @@ class Engine:
         runner: ModelRunner,
         *,
         eos_token_ids: Sequence[int],
-        make_text_decoder: Callable[[], TextDecoder] | None = None,
+        make_text_decoder: MakeTextDecoder | None = None,
         seed: int | None = None,
         depth: int = 0,
         on_stop: Callable[[], None] | None = None,
@@ -80,7 +105,7 @@ class Engine:
         self._stopping = False
         self._is_asked_blocks = False
         self._next_id = 0
-        self._stop_watches: dict[int, tuple[TextDecoder, StopMatcher]] = {}
+        self._stop_watches: dict[int, _StopWatch] = {}
         self._refused: list[StepOutput] = []
         self._thread = threading.Thread(target=self._run, name="everystop-engine", daemon=True)
 
@@ -95,17 +120,19 @@ class Engine:
         first, self._next_id = self._next_id, self._next_id + num
         return first
 
-    def submit(self, message: Submit) -> None:
-        """Queue a request; its outputs follow by `on_outputs`. Raises EngineDead."""
+    def submit(self, message: Submit) -> int:
+        """Queue a request; its outputs follow by `on_outputs`. Returns its seed. Raises EngineDead."""
         if self.error is not None or self._stopping:
             raise EngineDead("the engine has stopped; restart the server" + (f" ({self.error})" if self.error else ""))
-        params = message.params
-        if params.seed is None:
-            message = message._replace(params=replace(params, seed=self._seed_for(message.first_request_id)))
+        params, seed = message.params, message.params.seed
+        if seed is None:
+            seed = self._seed_for(message.first_request_id)
+            message = message._replace(params=replace(params, seed=seed))
         if self._is_at_rest and not self._inbox:
             self._progress_ns = time.monotonic_ns()
         self._inbox.append(message)
         self._wake.set()
+        return seed
 
     def abort(self, message: Abort) -> None:
         """Queue the end of requests whose client has gone."""
@@ -211,7 +238,8 @@ class Engine:
                 self._refused.append(_refusal(request.request_id, error))
                 continue
             if params.stop and self._make_text_decoder is not None:
-                self._stop_watches[request.request_id] = (self._make_text_decoder(), StopMatcher(params.stop))
+                decoder = self._make_text_decoder(skip_special_tokens=params.skip_special_tokens)
+                self._stop_watches[request.request_id] = _StopWatch(decoder, params)
 
     def _look_at_blocks(self, events: list[Event]) -> None:
         """Add who holds the blocks to a turn's events, if somebody has asked."""
@@ -220,17 +248,29 @@ class Engine:
             events.append(self._scheduler.block_event(time.monotonic_ns()))
 
     def _check_some_token_may_begin(self, request: Request, now_ns: int) -> None:
-        """Raise RequestError, and record it, where `min_tokens` masks every token that the request allows."""
+        """Raise RequestError, and record it, where every token that the request allows is masked at the beginning."""
         params = request.params
         allowed = params.allowed_token_ids
-        if params.min_tokens > 0 and allowed and request.stop_ids.issuperset(allowed):
+        if not allowed or not (params.min_tokens or params.bad_word_ids):
+            return
+        ends = request.stop_ids if params.min_tokens > 0 else frozenset[int]()
+        bad = {ids[0] for ids in params.bad_word_ids if len(ids) == 1}
+        if ends.issuperset(allowed):
             error = RequestError(
                 f"min_tokens is {params.min_tokens}, but allowed_token_ids names only tokens that end the answer, and "
                 "none of them may be the first; allow another token, or set min_tokens to 0",
                 param="min_tokens",
             )
-            self._scheduler.note_refusal(request, error, now_ns)
-            raise error
+        elif (ends | bad).issuperset(allowed):
+            error = RequestError(
+                "bad_words leave none of the tokens in allowed_token_ids that could be the first; allow another token, "
+                "or take a word out",
+                param="bad_words",
+            )
+        else:
+            return
+        self._scheduler.note_refusal(request, error, now_ns)
+        raise error
 
     def _find_stops(self, plan: StepPlan, result: StepResult) -> None:
         """Tell the scheduler which requests end with this step's token because of a stop string."""
@@ -240,9 +280,8 @@ class Engine:
             watch = self._stop_watches.get(row.request_id)
             if watch is None or isinstance(tokens, str):
                 continue
-            decoder, matcher = watch
             for token in tokens:
-                _, matched = matcher.feed(decoder.feed(token))
+                matched = watch.feed(token)
                 if matched is not None:
                     result.stopped[row.request_id] = matched
                     break
@@ -279,10 +318,15 @@ def _refusal(request_id: int, error: RequestError) -> StepOutput:
 
 
 def _outputs(turn: Turn) -> list[StepOutput]:
-    """One output for each request that got a token or ended in this turn."""
+    """One output for each request that got a token or ended in this turn, and one before for each whose prompt was
+    scored; those scores are taken out of the result, which a record may keep for a while.
+    """
     finished = {event.request_id: event for event in turn.events if isinstance(event, FinishEvent)}
     logprobs = turn.result.logprobs if turn.result is not None else {}
     outputs = []
+    if turn.result is not None and turn.result.prompt_logprobs:
+        scored, turn.result.prompt_logprobs = turn.result.prompt_logprobs, {}
+        outputs += [StepOutput(i, (), prompt_logprobs=tuple(scores)) for i, scores in scored.items()]
     for event in turn.events:
         if isinstance(event, StepEvent):
             for request_id, tokens in zip(event.plan.rows.request_ids, event.tokens, strict=True):

@@ -3,10 +3,11 @@ nothing of models.
 
 A record is gzip-compressed JSON, one array or object a line:
 
-    {"everystop_record": 1, "limits": {...}, "kv": {...}, "step_times": {...}, "policy": "continuous",
+    {"everystop_record": 2, "limits": {...}, "kv": {...}, "step_times": {...}, "policy": "continuous",
      and the fields of PolicySettings: "batch_wait_ns": 0, ..., "shares": {tenant's number: {...}, ...}}
     ["add", now_ns, request_id, group_id, choice_index, num_prompt_tokens, max_tokens, min_tokens, n, num_stop_ids,
-            tenant, priority, and if it has targets of its own: ttft_target_ns, itl_target_ns]
+            tenant, priority, and if it has targets of its own, or has its prompt scored: ttft_target_ns, itl_target_ns,
+            and if it has its prompt scored: true]
     ["refuse", ... the same ...]      by the scheduler
     ["decline", ... the same ...]     by whoever asks, before the scheduler saw it
     ["abort", now_ns, request_id]
@@ -199,7 +200,9 @@ class _Formatter:
         if kind == "add":
             self._requests[request.request_id] = request
         params = request.params
-        targets = [request.ttft_target_ns, request.itl_target_ns]
+        more: list[Any] = [request.ttft_target_ns, request.itl_target_ns]
+        if params.prompt_logprobs is not None:
+            more.append(True)
         return [
             kind,
             now_ns,
@@ -213,7 +216,7 @@ class _Formatter:
             len(request.stop_ids),
             self._tenants.setdefault(request.tenant, len(self._tenants)),
             request.priority,
-            *(targets if targets != [None, None] else ()),
+            *(more if more != [None, None] else ()),
         ]
 
     def _update(self, now_ns: int, plan: StepPlan, result: StepResult) -> list[Any]:

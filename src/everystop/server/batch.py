@@ -63,9 +63,9 @@ class _Batch:
         def fail(error: BaseException) -> None:
             loop.call_soon_threadsafe(self._fail, error)
 
-        engine.on_outputs, engine.on_failure = deliver, fail
+        engine.on_outputs, engine.on_events, engine.on_failure = deliver, board.queue.receive, fail
         engine.start()
-        room = asyncio.Semaphore(min(256, self._model.max_sequences // 4))
+        room = asyncio.Semaphore(min(256, max(1, board.queue.max_num_held // 4)))
         try:
             async with asyncio.TaskGroup() as tasks:
                 for line in read_requests(source):

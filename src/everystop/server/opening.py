@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import hashlib
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from everystop.model.chat_template import load_chat_template
 from everystop.model.checkpoint import inspect_model
 from everystop.model.generation_config import load_generation_defaults
 from everystop.model.home import Home
+from everystop.model.messages import PLAIN, ChatOptions
 from everystop.model.pull import EMBEDDED, resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
 from everystop.model.weights import LoadedModel, load_model
@@ -29,6 +31,7 @@ from everystop.scheduling import tenants_of
 from everystop.server.crash_file import CrashFiles
 from everystop.server.logs import Log, install
 from everystop.server.protocol import Accepted
+from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
 
@@ -54,6 +57,7 @@ def run(opening: Opening, sock: socket.socket, log: Log) -> int:
         stats_interval_s=config.stats_interval,
         explain_history=config.explain_history,
         slow_log_ms=config.slow_log,
+        max_request_s=config.max_request_seconds,
         on_ready=lambda model: _show(opening, log),
         say=log.say,
         log_request=log.say if config.log_requests else None,
@@ -123,6 +127,7 @@ class Opening:
                 has_priorities=policy.has_priorities,
                 has_targets=policy.has_targets,
                 names_tenants=self.tenants.user,
+                gives_metrics=config.enable_per_request_metrics,
             ),
             encode=tokenizer.encode,
             encode_chat=self.encode_chat,
@@ -133,6 +138,8 @@ class Opening:
                 block_size=capacity.block_size,
             ),
             num_blocks=capacity.num_blocks,
+            queue=QueueLimits(config.max_num_queued_reqs, config.max_num_queued_tokens),
+            fingerprint=fingerprint(__version__, loaded.digest, config.dtype, _native.isa()),
             tenant_names=tuple(self.tenants.by_name),
             on_answered=None if recorder is None else recorder.client,
         )
@@ -157,9 +164,16 @@ class Opening:
             *(("note", note) for note in loaded.notes),
         ]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = PLAIN) -> list[int]:
         """Token ids of a conversation; raises RequestError, also for what the template refuses."""
-        return self._tokenizer.encode_rendered(self._template.render(messages))
+        self._template.check_variables(options.variables)
+        rendered = self._template.render(
+            messages,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            variables=options.variables,
+        )
+        return self._tokenizer.encode_rendered(rendered, add_special=options.add_special_tokens)
 
     def crash_files(self) -> CrashFiles:
         """Where crash files go, and what they say of the settings."""
@@ -180,6 +194,11 @@ class Opening:
             return "temperature 1, top_p 1 where a request is silent"
         named = ", ".join(f"{name} {value:g}" for name, value in values.items())
         return f"{named} where a request is silent (from {Path(self._defaults.source).name})"
+
+
+def fingerprint(*parts: str) -> str:
+    """A name for what determines an answer; the same parts give the same name, on any day and machine."""
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 def _target_text(config: Config) -> str:

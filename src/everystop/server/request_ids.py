@@ -7,7 +7,7 @@ import re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everystop.core.errors import RequestError
-from everystop.server.errors import error_response
+from everystop.server.errors import dialect_of, error_response
 
 MAX_CHARS = 128
 HEADER = b"x-request-id"
@@ -32,7 +32,8 @@ class RequestIds:
                 f"the header x-request-id must be one id of 1 to {MAX_CHARS} printable ASCII characters, no blanks"
             )
             scope["answer_status"] = 400
-            await error_response(RequestError(message, code="invalid_request_id"))(scope, receive, send)
+            error = RequestError(message, code="invalid_request_id")
+            await error_response(error, dialect_of(scope))(scope, receive, send)
             return
         scope["given_name"] = given[0].decode("ascii") if given else ""
 

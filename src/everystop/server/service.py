@@ -56,6 +56,7 @@ class Service:
         tenants: Tenants | None = None,
         explain_history: int = DEFAULT_FINISHED,
         slow_log_ms: float | None = None,
+        max_request_s: float | None = None,
         shutdown_timeout_s: float = 30.0,
         stats_interval_s: float = 10.0,
         stuck_fail_s: float = STALL_TIMEOUT_S,
@@ -67,6 +68,7 @@ class Service:
     ) -> None:
         self.state = ServerState(History(num_finished=explain_history))
         self.state.is_loopback = is_loopback(sock)
+        self.state.max_request_s = max_request_s
         self._sock = sock
         self._load = load
         self._http = HttpServer(make_app(self.state, api_keys, tenants, admin_keys=admin_keys))
@@ -176,7 +178,9 @@ class Service:
             self._signalled.set()
 
     async def _tick(self) -> None:
-        """Count events, print the status line, and end those who wait for an engine that does not get on."""
+        """Count events, print the status line, and end those who wait for an engine that does not get on, or for whom
+        too much waits.
+        """
         status: StatusLine | None = None
         next_line_s = 0.0
         was_stopped = False
@@ -186,6 +190,8 @@ class Service:
             if not was_stopped:
                 self._end_the_stuck()
             metrics, now_s = self.state.metrics, time.monotonic()
+            if metrics is not None:
+                self.state.board.cut_off_laggards()
             if metrics is not None and status is None:
                 status, next_line_s = StatusLine(metrics, now_s), now_s + self._stats_interval_s
             if status is not None and self._stats_interval_s > 0 and now_s >= next_line_s:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -14,12 +14,15 @@ from everystop.core.durations import NS_PER_S
 from everystop.core.errors import Draining, EngineDead
 from everystop.core.events import Event
 from everystop.engine.messages import StepOutput
+from everystop.model.messages import PLAIN, ChatOptions
 from everystop.observe.history import Client, History
 from everystop.observe.metrics import Metrics
-from everystop.server.board import Board, EngineLike, Texts
+from everystop.server.board import Board, EngineLike
 from everystop.server.errors import Loading
 from everystop.server.protocol import Accepted
+from everystop.server.queue import Queue, QueueLimits
 from everystop.server.request_log import Refusal
+from everystop.server.texts import Texts
 
 logger = logging.getLogger(__name__)
 
@@ -58,26 +61,45 @@ class EngineLimits:
     block_size: int
 
 
+class Encode(Protocol):
+    """Turns a raw text prompt into token ids; any thread may call it."""
+
+    def __call__(self, text: str, *, add_special: bool = True) -> Sequence[int]:
+        """The ids, with what the model's tokenizer puts around a text or without; raises RequestError."""
+
+
+class EncodeChat(Protocol):
+    """Turns validated messages into token ids; any thread may call it."""
+
+    def __call__(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = PLAIN) -> Sequence[int]:
+        """The ids of what the chat template writes; raises RequestError."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """All that a loader hands over: a model that can be asked.
 
-    `encode` turns a text prompt into token ids, `encode_chat` validated messages; both may be called from any thread
-    and raise RequestError. `num_blocks` is the size of the KV cache; `max_sequences` bounds what the engine may hold,
-    running or queued. `tenant_names` are those that metrics tell apart. `on_answered` is told of each HTTP request once
-    its answer is done.
+    `fingerprint` names what determines an answer: version, model, arithmetic, instruction set. `num_blocks` is the size
+    of the KV cache; `queue` bounds what may wait for a place to run. `tenant_names` are those that
+    metrics tell apart. `on_answered` is told of each HTTP request once its answer is done.
     """
 
     engine: ServedEngine
     texts: Texts
     accepted: Accepted
-    encode: Callable[[str], Sequence[int]]
-    encode_chat: Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]
+    encode: Encode
+    encode_chat: EncodeChat
     limits: EngineLimits
     num_blocks: int
-    max_sequences: int = 4096
+    fingerprint: str | None = None
+    queue: QueueLimits = field(default_factory=QueueLimits)
     tenant_names: tuple[str, ...] = ()
     on_answered: Callable[[Client], None] | None = None
+
+    @property
+    def limit_tokens(self) -> int:
+        """The longest sequence, prompt and answer, that the empty server holds."""
+        return min(self.accepted.max_model_len, self.num_blocks * self.limits.block_size)
 
 
 class Phase(StrEnum):
@@ -95,13 +117,14 @@ class ServerState:
 
     With a `history` requests are remembered in it, and without one not at all. `is_ending` tells that nobody is waited
     for any more, `is_loopback` that only this machine can reach the server. After `stall_timeout_s` with work and
-    without a finished step only a new process is expected to help.
+    without a finished step only a new process is expected to help. No request may take longer than `max_request_s`.
     """
 
     def __init__(self, history: History | None = None) -> None:
         self.is_ending = False
         self.is_loopback = False
         self.stall_timeout_s = STALL_TIMEOUT_S
+        self.max_request_s: float | None = None
         self.phase = Phase.LOADING
         self.error: BaseException | None = None
         self.num_open = 0
@@ -119,7 +142,7 @@ class ServerState:
         self._model = model
         if model.on_answered is not None:
             self.on_done.append(model.on_answered)
-        self._board = Board(model.engine, model.texts, model.max_sequences)
+        self._board = Board(model.engine, model.texts, Queue(model.queue, model.limits.max_num_seqs))
         self._metrics = Metrics(model.num_blocks, model.tenant_names)
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
@@ -147,6 +170,8 @@ class ServerState:
         """Hand the events of a turn over to those who show them; called on the engine's thread."""
         if self._metrics is not None:
             self._metrics.receive(events)
+        if self._board is not None:
+            self._board.queue.receive(events)
         self.history.receive(events)
 
     def came(self, client: Client) -> None:
