@@ -36,6 +36,15 @@ ALLOWED = {
         "everystop.core.policy:honouring",
     },
     "everystop.machine": set(),
+    # Looks at all that a server needs, so it knows of each part that has needs of its own.
+    "everystop.checkup": {
+        "everystop.config",
+        "everystop.machine",
+        "everystop.model",
+        "everystop.server.listener",
+        NATIVE,
+        ERRORS,
+    },
     "everystop.tenants": {ERRORS, DURATIONS},
     "everystop.core": set(),
     "everystop.observe": {
@@ -188,6 +197,7 @@ ALLOWED = {
     },
     "everystop.trial.traced": {"everystop.sim.traces", "everystop.sim.workloads", DURATIONS},
     "everystop.cli": {
+        "everystop.checkup",
         "everystop.core.policy:POLICIES",
         "everystop.core.policy:honouring",
         "everystop.claims",

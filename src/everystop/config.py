@@ -15,7 +15,10 @@ from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, honouring
 
 DTYPES = ("int8", "float32")
-NETWORK, MODEL, SCHEDULER, KV_CACHE = GROUPS = ("network", "model", "scheduler", "KV cache")
+NETWORK, MODEL, SCHEDULER, KV_CACHE, OPERATIONS = GROUPS = ("network", "model", "scheduler", "KV cache", "operations")
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+FAILURE_ENDS = ("exit", "stay")
 POLICY_OPTIONS: Mapping[str, str] = {  # option: the field of `PolicySettings` that it sets
     "batch_wait_ms": "batch_wait_ns",
     "ageing": "ageing_ns",
@@ -46,11 +49,13 @@ def _setting(
     least: float | None = None,
     most: float | None = None,
     metavar: str | None = None,
+    is_secret: bool = False,
 ) -> Any:
     """A field of `Config`, shown under `group` in the help; only values from `least` to `most` can be honoured.
 
     `parse` turns a command-line string into the value (default: the type of the default). `metavar` stands for the
-    value in the help where neither the flag nor the type says what it is.
+    value in the help where neither the flag nor the type says what it is. A value that `is_secret` is never written
+    anywhere.
     """
     meta = {
         "flag": flag,
@@ -61,6 +66,7 @@ def _setting(
         "least": least,
         "most": most,
         "metavar": metavar,
+        "is_secret": is_secret,
     }
     return field(default=default, metadata=meta)
 
@@ -75,11 +81,24 @@ class Config:
     model: str = "smollm2"
     host: str = _setting("127.0.0.1", "--host", "address to listen on", group=NETWORK)
     port: int = _setting(8000, "--port", "port to listen on; 0 takes a free one and prints it", group=NETWORK)
-    served_model_name: str | None = _setting(
-        None, "--served-model-name", "model name in the API (default: the model's own)", group=NETWORK
+    uds: str | None = _setting(
+        None, "--uds", "listen on a UNIX socket at this path instead of an address", group=NETWORK, metavar="PATH"
+    )
+    served_model_name: tuple[str, ...] = _setting(
+        (),
+        "--served-model-name",
+        "model name in the API; may be repeated, and the first one stands in replies to who names none (default: the "
+        "model's own)",
+        group=NETWORK,
+        parse=str,
     )
     api_key: tuple[str, ...] = _setting(
-        (), "--api-key", "key that clients must send as Bearer token; may be repeated", group=NETWORK, parse=str
+        (),
+        "--api-key",
+        "key that clients must send as Bearer token; may be repeated",
+        group=NETWORK,
+        parse=str,
+        is_secret=True,
     )
     admin_key: tuple[str, ...] = _setting(
         (),
@@ -87,6 +106,7 @@ class Config:
         "key whose holder may also see what others' requests wait for and how they ran; may be repeated",
         group=NETWORK,
         parse=str,
+        is_secret=True,
     )
     dtype: str = _setting(
         "int8",
@@ -232,8 +252,44 @@ class Config:
         30.0,
         "--shutdown-timeout",
         "seconds that running requests get to finish after SIGTERM",
-        group=NETWORK,
+        group=OPERATIONS,
         least=0,
+    )
+    stall_timeout: float = _setting(
+        30.0,
+        "--stall-timeout",
+        "seconds with work and no finished step, after which who waits gets an error, /health/live fails and a crash "
+        "file is written",
+        group=OPERATIONS,
+        least=1,
+        most=86_400,
+    )
+    on_engine_failure: str = _setting(
+        "exit",
+        "--on-engine-failure",
+        "after a failure of the engine, end with status 1 so that a supervisor starts it again, or stay up and answer "
+        "503",
+        group=OPERATIONS,
+        choices=FAILURE_ENDS,
+    )
+    crash_dir: str | None = _setting(
+        None,
+        "--crash-dir",
+        "folder for crash files: the last five minutes of events and all stacks, without prompts (default: crashes in "
+        "EVERYSTOP_HOME)",
+        group=OPERATIONS,
+    )
+    max_crash_files: int = _setting(
+        10, "--max-crash-files", "crash files that are kept; 0 writes none", group=OPERATIONS, least=0, most=1000
+    )
+    log_format: str = _setting(
+        "text", "--log-format", "how the log on standard error is written", group=OPERATIONS, choices=LOG_FORMATS
+    )
+    log_level: str = _setting(
+        "info", "--log-level", "the least that is logged; requests are info", group=OPERATIONS, choices=LOG_LEVELS
+    )
+    log_requests: bool = _setting(
+        True, "--log-requests", "log one line a request, never with its text", group=OPERATIONS
     )
     max_num_queued_reqs: int = _setting(
         1024,
@@ -260,13 +316,13 @@ class Config:
         most=31_536_000,
     )
     stats_interval: float = _setting(
-        10.0, "--stats-interval", "seconds between status lines while busy; 0 for none", group=NETWORK, least=0
+        10.0, "--stats-interval", "seconds between status lines while busy; 0 for none", group=OPERATIONS, least=0
     )
     explain_history: int = _setting(
         10_000,
         "--explain-history",
         "requests that can still be explained when they are over, each choice counted; 0 for none",
-        group=NETWORK,
+        group=OPERATIONS,
         least=0,
         most=1_000_000,
     )
@@ -274,7 +330,7 @@ class Config:
         None,
         "--slow-log",
         "say in one line why, for each request that took longer than so many milliseconds (default: for none)",
-        group=NETWORK,
+        group=OPERATIONS,
         parse=float,
         least=0,
         most=1_000_000_000,
@@ -308,6 +364,7 @@ class Config:
             )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; it must be 0 to 65535")
+        self._check_names()
         for flag, keys in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):
             if any(key.strip() != key or not key for key in keys):
                 raise ConfigError(f"{flag} is empty or has blanks at its ends; give the key itself")
@@ -315,6 +372,12 @@ class Config:
             raise ConfigError(
                 "--slow-log needs requests to be remembered; raise --explain-history from 0 or leave one out"
             )
+        if self.slow_log is not None and self.log_level not in ("debug", "info"):
+            raise ConfigError(
+                f"--slow-log has no effect with --log-level {self.log_level}; choose info, or leave one out"
+            )
+        if self.crash_dir is not None and self.max_crash_files == 0:
+            raise ConfigError("--crash-dir has no effect with --max-crash-files 0; raise it or leave one out")
         if self.record_prompts and self.record is None:
             raise ConfigError("--record-prompts needs --record FILE; without a record there is nothing to add them to")
         if self.policy == "fair-prefix" and not self.enable_prefix_caching:
@@ -325,6 +388,28 @@ class Config:
         for option in POLICY_OPTIONS:
             if option != "tenants" and getattr(self, option) is not None:  # of tenants each policy honours something
                 check_honoured(option, self.policy)
+
+    def shown(self) -> dict[str, Any]:
+        """All settings by name, as they may be written to a file: of a secret only how many there are."""
+        values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
+        secrets = {setting.name for setting in fields(self) if setting.metadata.get("is_secret")}
+        return {name: f"{len(value)} set" if name in secrets else value for name, value in values.items()}
+
+    def _check_names(self) -> None:
+        """Raise ConfigError for names of the model, or of the socket, that cannot be used."""
+        names = self.served_model_name
+        if any(name.strip() != name or not name for name in names):
+            raise ConfigError("--served-model-name is empty or has blanks at its ends; give the name itself")
+        if len(set(names)) < len(names):
+            raise ConfigError(f"--served-model-name names {', '.join(names)}: one of them twice; leave it out once")
+        if self.uds is None:
+            return
+        if not self.uds:
+            raise ConfigError("--uds is empty; name the path of a socket")
+        defaults = {field.name: field.default for field in fields(Config)}
+        for name in ("host", "port"):
+            if getattr(self, name) != defaults[name]:
+                raise ConfigError(f"--uds and --{name} are two places to listen at; leave one out")
 
 
 def check_honoured(option: str, policy: str) -> None:

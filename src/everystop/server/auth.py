@@ -15,7 +15,7 @@ from everystop.core.errors import RequestError
 from everystop.server.errors import Unauthorized, dialect_of, error_response
 from everystop.server.visibility import Caller
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 _HOST = re.compile(rb"[A-Za-z0-9._~\-\[\]:%]*")
 
 

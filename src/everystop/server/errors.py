@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from everystop.core.errors import Draining, EngineDead, EverystopError, RequestError
 
@@ -145,6 +145,26 @@ def error_object(error: Exception, dialect: Dialect = Dialect.OPENAI) -> dict[st
     }
 
 
+def code_of(error: Exception) -> str:
+    """The error's code on the wire, or its kind where it has none."""
+    if isinstance(error, ClientGone):
+        return "client_gone"
+    wire = _wire(error)
+    return getattr(error, "code", None) or wire.code or wire.kind
+
+
+class ErrorResponse(Response):
+    """An error's answer, which leaves its code in the scope as `error_code`, for whoever keeps account."""
+
+    def __init__(self, *args: Any, code: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._code = code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["error_code"] = self._code
+        await super().__call__(scope, receive, send)
+
+
 def _tgi_object(message: str, status: int) -> dict[str, Any]:
     return {"error": message, "error_type": _TGI_TYPES.get(status, "validation")}
 
@@ -165,7 +185,7 @@ def error_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> Respo
         headers["retry-after"] = str(retry_after_s)
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    return _reply(_status(wire, dialect), error_object(error, dialect), headers)
+    return _reply(_status(wire, dialect), error_object(error, dialect), headers, code_of(error))
 
 
 def failure_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> Response:
@@ -190,11 +210,11 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     elif error.status_code == 405:
         headers["Allow"] = ", ".join(sorted(headers.get("Allow", "").split(", ")))
         message = f"{request.scope['path'][:_MAX_PATH_CHARS]} takes {headers['Allow']} only"
-    if dialect_of(request.scope) is Dialect.TGI:
-        return _reply(error.status_code, _tgi_object(message, error.status_code), headers)
     code = HTTPStatus(error.status_code).name.lower()
+    if dialect_of(request.scope) is Dialect.TGI:
+        return _reply(error.status_code, _tgi_object(message, error.status_code), headers, code)
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
-    return _reply(error.status_code, body, headers)
+    return _reply(error.status_code, body, headers, code)
 
 
 def _served(request: Request) -> str:
@@ -203,8 +223,8 @@ def _served(request: Request) -> str:
     return ", ".join(dict.fromkeys(path for path in paths if not path.startswith("/ui/")))
 
 
-def _reply(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
-    return Response(json.dumps(body), status, headers, media_type="application/json")
+def _reply(status: int, body: dict[str, Any], headers: dict[str, str], code: str) -> Response:
+    return ErrorResponse(json.dumps(body), status, headers, media_type="application/json", code=code)
 
 
 def _wire(error: Exception) -> Wire:

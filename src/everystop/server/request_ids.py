@@ -16,7 +16,8 @@ _GIVEN = re.compile(rb"[!-~]{1,%d}" % MAX_CHARS)
 
 class RequestIds:
     """ASGI middleware; the scope's `given_name` is what the client sent ("" for nothing), and `answer_name` is what
-    those behind set. 400 for an id that is too long or not made of printable ASCII characters.
+    those behind set; `answer_status` is left there for whoever keeps account. 400 for an id that is too long or not
+    made of printable ASCII characters.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -30,6 +31,7 @@ class RequestIds:
             message = (
                 f"the header x-request-id must be one id of 1 to {MAX_CHARS} printable ASCII characters, no blanks"
             )
+            scope["answer_status"] = 400
             error = RequestError(message, code="invalid_request_id")
             await error_response(error, dialect_of(scope))(scope, receive, send)
             return
@@ -37,6 +39,7 @@ class RequestIds:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
+                scope["answer_status"] = message["status"]
                 name = scope["given_name"] or scope.get("answer_name", "")
                 if name:
                     message = {**message, "headers": [*message.get("headers", ()), (HEADER, name.encode())]}

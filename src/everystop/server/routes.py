@@ -35,6 +35,7 @@ from everystop.server.prompts import PREPARE_WORKERS, Parse, Prepared, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
 from everystop.server.request_ids import RequestIds
+from everystop.server.request_log import RefusalWatch
 from everystop.server.state import ServerState
 from everystop.server.streams import StreamReply, WholeReply
 from everystop.server.texts import ChoiceText
@@ -64,6 +65,8 @@ def make_app(
     app = Starlette(
         routes=[
             Route("/health", endpoints.health, methods=["GET"]),
+            Route("/health/ready", endpoints.health, methods=["GET"]),
+            Route("/health/live", endpoints.health_live, methods=["GET"]),
             Route("/version", endpoints.version, methods=["GET"]),
             Route("/metrics", endpoints.metrics, methods=["GET"]),
             Route("/v1/models", endpoints.models, methods=["GET"]),
@@ -82,7 +85,7 @@ def make_app(
             Route("/ui/stream", endpoints.live, methods=["GET"]),
             *ui.routes(),
         ],
-        middleware=[Middleware(RequestIds), guard],
+        middleware=[Middleware(RefusalWatch, refused=state.refused), Middleware(RequestIds), guard],
         exception_handlers={
             EverystopError: handle_error,
             ClientGone: handle_error,
@@ -107,8 +110,13 @@ class Endpoints:
         self.tokens = TokenPaths(state, self._bodies, self._workers)
 
     async def health(self, _request: Request) -> Response:
-        """200 while requests are taken and the engine turns, else 503."""
+        """200 while requests are taken and the engine gets on with them, else 503; the same as `/health/ready`."""
         status, word = self._state.health()
+        return _json({"status": word}, status)
+
+    async def health_live(self, _request: Request) -> Response:
+        """503 where only a new process can help, else 200."""
+        status, word = self._state.live()
         return _json({"status": word}, status)
 
     async def version(self, _request: Request) -> Response:
@@ -191,11 +199,11 @@ class Endpoints:
         deadline = Deadline.of(read_ns, parsed.timeout_s, self._state.max_request_s)
         if deadline is not None:
             deadline.check()
-        report = report_of(prompts, params, parsed.wishes, model.texts)
+        report, tenant = report_of(prompts, params, parsed.wishes, model.texts), self._tenant_of(request, parsed)
         generation = self._state.board.open(
             prompts,
             params,
-            tenant=self._tenant_of(request, parsed),
+            tenant=tenant,
             priority=parsed.priority,
             cache_salt=parsed.cache_salt,
             ttft_target_ns=parsed.ttft_target_ns,
@@ -205,7 +213,8 @@ class Endpoints:
         )
         writer = _writer(parsed, generation, model.fingerprint)
         request.scope["answer_name"] = writer.id
-        client = _client(request.scope, writer.id, generation, read_ns)
+        client = _client(request.scope, writer.id, generation, read_ns, tenant)
+        request.scope["answered_client"] = client
         self._state.came(client)
         reply = StreamReply if parsed.stream else WholeReply
         return reply(self._state, generation, client, writer, params.n, parsed.wishes, deadline)
@@ -267,7 +276,7 @@ def _stays() -> bool:
     return False
 
 
-def _client(scope: Scope, name: str, generation: Generation, received_ns: int) -> Client:
+def _client(scope: Scope, name: str, generation: Generation, received_ns: int, tenant: str) -> Client:
     return Client(
         name,
         caller_of(scope).owner,
@@ -276,6 +285,7 @@ def _client(scope: Scope, name: str, generation: Generation, received_ns: int) -
         received_ns,
         generation.submitted_ns,
         given_name=scope.get("given_name", ""),
+        tenant=tenant,
     )
 
 
