@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -93,7 +94,8 @@ class Generation:
 class Board:
     """Opens, feeds and closes generations.
 
-    `max_sequences` bounds what the engine holds, running or queued; more is refused (`Overloaded`).
+    `max_sequences` bounds what the engine holds, running or queued; more is refused (`Overloaded`). `aborted` counts
+    the sequences that were ended before their time, by the name of the error that ended them.
     """
 
     def __init__(self, engine: EngineLike, texts: Texts, max_sequences: int) -> None:
@@ -101,6 +103,7 @@ class Board:
         self._texts = texts
         self._max_sequences = max_sequences
         self._by_id: dict[int, Generation] = {}
+        self.aborted: Counter[str] = Counter()
 
     @property
     def num_sequences(self) -> int:
@@ -152,21 +155,22 @@ class Board:
                 del by_id[output.request_id]
             generation.push(output)
 
-    def close(self, generation: Generation) -> None:
-        """Forget a generation; what is unfinished is aborted in the engine."""
+    def close(self, generation: Generation, error: type[Exception] = Exception) -> None:
+        """Forget a generation; what is unfinished is aborted in the engine, because of an `error` of that kind."""
         unfinished = tuple(key for key in generation.by_id if self._by_id.pop(key, None) is not None)
         if unfinished:
+            self.aborted[error.__name__] += len(unfinished)
             self._engine.abort(Abort(unfinished))
 
     def abandon(self, generation: Generation) -> None:
         """The client has gone: as `close`, and the reader ends with ClientGone."""
-        self.close(generation)
+        self.close(generation, ClientGone)
         generation.fail(ClientGone())
 
     def fail_all(self, error: Exception) -> None:
         """End every generation with `error`, and abort what the engine may still run."""
         for generation in set(self._by_id.values()):
-            self.close(generation)
+            self.close(generation, type(error))
             generation.fail(error)
 
     async def parts(self, generation: Generation) -> Iterator[Part]:

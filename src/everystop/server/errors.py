@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from everystop.core.errors import Draining, EngineDead, EverystopError, RequestError
+from everystop.server.http_counts import LEFT, note_start
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ _WIRE: dict[type, Wire] = {
     BodyTooLarge: Wire(413, "invalid_request_error", "body_too_large"),
     BodyEncoded: Wire(415, "invalid_request_error", "unsupported_content_encoding"),
     Overloaded: Wire(429, "rate_limit_error", "queue_full", 1),
+    ClientGone: Wire(LEFT, "client_gone"),  # which nobody sees but whoever counts
     GenerationFailed: Wire(500, "server_error", "generation_failed"),
     Loading: Wire(503, "service_unavailable", "loading", 1),
     Draining: Wire(503, "service_unavailable", "draining", 5),
@@ -105,7 +108,7 @@ def error_response(error: Exception) -> Response:
         headers["retry-after"] = str(retry_after_s)
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    return _reply(wire.status, error_object(error), headers)
+    return ErrorReply(type(error).__name__, wire.status, error_object(error), headers)
 
 
 def failure_response(error: Exception) -> Response:
@@ -126,11 +129,20 @@ async def handle_http_exception(_request: Request, error: Exception) -> Response
     message = {404: "no such path", 405: "this path does not take that method"}.get(error.status_code, error.detail)
     code = HTTPStatus(error.status_code).name.lower()
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
-    return _reply(error.status_code, body, dict(error.headers or {}))
+    return ErrorReply(HTTPStatus(error.status_code).name.lower(), error.status_code, body, dict(error.headers or {}))
 
 
-def _reply(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
-    return Response(json.dumps(body), status, headers, media_type="application/json")
+class ErrorReply(Response):
+    """An error as the answer; the scope is told, so that it is counted by its name."""
+
+    def __init__(self, name: str, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
+        super().__init__(json.dumps(body), status, headers, media_type="application/json")
+        self._name = name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["error"] = self._name
+        note_start(scope, self.status_code, self.raw_headers)
+        await super().__call__(scope, receive, send)
 
 
 def _wire(error: Exception) -> Wire:

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everystop.core.errors import RequestError
 from everystop.server.errors import error_response
+from everystop.server.http_counts import note_start
 
 MAX_CHARS = 128
 HEADER = b"x-request-id"
@@ -36,6 +37,7 @@ class RequestIds:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
+                note_start(scope, message["status"], message.get("headers", ()))
                 name = scope["given_name"] or scope.get("answer_name", "")
                 if name:
                     message = {**message, "headers": [*message.get("headers", ()), (HEADER, name.encode())]}

@@ -25,8 +25,10 @@ from everystop.observe.prometheus import render
 from everystop.server import protocol
 from everystop.server.auth import KeyGuard
 from everystop.server.board import Generation
+from everystop.server.edge_metrics import edge_sheets
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
 from everystop.server.http import Bodies, read_body
+from everystop.server.http_counts import Handlers, HttpCounter
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams
 from everystop.server.prompts import Parse, prepare
@@ -76,7 +78,7 @@ def make_app(
         },
     )
     app.router.redirect_slashes = False
-    return app
+    return HttpCounter(app, state.http, Handlers(app.routes, ui.is_file))
 
 
 class Endpoints:
@@ -103,7 +105,8 @@ class Endpoints:
         metrics, text = self._state.metrics, b""
         if metrics is not None:
             tenant = caller_of(request.scope).tenant
-            text = render(metrics, self._state.model.accepted.model_names[0], only_tenant=tenant)
+            name, sheets = self._state.model.accepted.model_names[0], edge_sheets(self._state)
+            text = render(metrics, name, only_tenant=tenant, sheets=sheets)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, _request: Request) -> Response:
