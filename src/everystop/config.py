@@ -256,6 +256,14 @@ class Config:
         most=1_000_000_000,
         metavar="MS",
     )
+    otlp_traces_endpoint: str | None = _setting(
+        None,
+        "--otlp-traces-endpoint",
+        "send a trace of each request to this OpenTelemetry collector by OTLP over HTTP, such as http://localhost:4318 "
+        "(default: to none); needs the extra otel",
+        group=NETWORK,
+        metavar="URL",
+    )
     record: str | None = _setting(
         None,
         "--record",
@@ -284,6 +292,15 @@ class Config:
         if self.slow_log is not None and self.explain_history == 0:
             raise ConfigError(
                 "--slow-log needs requests to be remembered; raise --explain-history from 0 or leave one out"
+            )
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and re.fullmatch(r"https?://[^/?#\s]+[^?#\s]*", endpoint) is None:
+            raise ConfigError(
+                f"--otlp-traces-endpoint is {endpoint!r}; give the URL of a collector, such as http://localhost:4318"
+            )
+        if endpoint is not None and self.explain_history == 0:
+            raise ConfigError(
+                "--otlp-traces-endpoint needs remembered requests; raise --explain-history from 0 or leave one out"
             )
         if self.record_prompts and self.record is None:
             raise ConfigError("--record-prompts needs --record FILE; without a record there is nothing to add them to")

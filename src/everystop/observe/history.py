@@ -127,7 +127,8 @@ class Client:
     Its sequences (prompts times n) are `num` consecutive requests. `received_ns` is when the last byte of the body had
     been read, `submitted_ns` when the engine was told, `first_sent_ns` and `delivered_ns` when the first and the last
     byte of the answer were given to the socket (None: not yet; comments that say how it waits do not count). A client
-    that `has_left` never gets its last byte: then `delivered_ns` is when the server saw it go.
+    that `has_left` never gets its last byte: then `delivered_ns` is when the server saw it go. `trace_context` are the
+    headers that say which trace it belongs to, until it has been traced.
     """
 
     name: str
@@ -140,6 +141,7 @@ class Client:
     delivered_ns: int | None = None
     given_name: str = ""
     has_left: bool = False
+    trace_context: dict[str, str] | None = None
 
     @property
     def request_ids(self) -> range:

@@ -29,6 +29,7 @@ from everystop.scheduling import tenants_of
 from everystop.server.protocol import Accepted
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
+from everystop.server.tracing import tracing
 
 MIB = 1 << 20
 
@@ -46,6 +47,7 @@ def run(opening: Opening, sock: socket.socket) -> int:
         stats_interval_s=config.stats_interval,
         explain_history=config.explain_history,
         slow_log_ms=config.slow_log,
+        open_traces=opening.open_traces,
         on_ready=lambda model: print(opening.screen(), flush=True),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -75,6 +77,7 @@ class Opening:
         self._defaults = load_generation_defaults(self._checkpoint, config.generation_config)
         own_name = path.resolve().name if path.is_dir() else path.stem
         self.name = config.served_model_name or (config.model if config.model in EMBEDDED else own_name)
+        self.open_traces = tracing(config.otlp_traces_endpoint, self.name)
         self._lines: list[tuple[str, str]] = []
 
     def load(self) -> ServedModel:

@@ -37,6 +37,7 @@ from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
 from everystop.server.request_ids import RequestIds
 from everystop.server.state import ServerState
 from everystop.server.streams import StreamReply, WholeReply
+from everystop.server.tracing import trace_context
 from everystop.server.ui import Ui
 from everystop.server.visibility import Viewer, caller_of, callers
 from everystop.tenants import Tenants
@@ -162,6 +163,7 @@ class Endpoints:
         writer = _writer(parsed)
         request.scope["answer_name"] = writer.id
         client = _client(request.scope, writer.id, generation, request.scope.get("received_ns", read_ns))
+        client.trace_context = trace_context(request.scope, self._state.trace_headers)
         self._state.came(client)
         if parsed.stream:
             progress = parsed.include_progress

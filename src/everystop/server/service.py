@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from everystop.core.errors import Draining, EngineDead
+from everystop.observe.aftermath import Aftermath
 from everystop.observe.history import DEFAULT_FINISHED, History
 from everystop.observe.stats import StatusLine
 from everystop.server.http import HttpServer
@@ -22,6 +23,7 @@ from everystop.server.listener import is_loopback
 from everystop.server.routes import make_app
 from everystop.server.slow_log import SlowLog
 from everystop.server.state import Phase, ServedModel, ServerState
+from everystop.server.tracing import Tracer
 from everystop.tenants import Tenants
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class Service:
         tenants: Tenants | None = None,
         explain_history: int = DEFAULT_FINISHED,
         slow_log_ms: float | None = None,
+        open_traces: Callable[[History], Tracer] | None = None,
         shutdown_timeout_s: float = 30.0,
         stats_interval_s: float = 10.0,
         stuck_fail_s: float = STUCK_FAIL_S,
@@ -69,6 +72,12 @@ class Service:
         self._slow_log = None if slow_log_ms is None else SlowLog(self.state.history, slow_log_ms, self._say)
         if self._slow_log is not None:
             self.state.on_done.append(self._slow_log.note)
+        self._aftermath = Aftermath(self.state.history)
+        self.state.on_done.append(self._aftermath.note)
+        self._traces = None if open_traces is None else open_traces(self.state.history)
+        if self._traces is not None:
+            self.state.trace_headers = self._traces.headers
+            self._aftermath.on_life.append(self._traces.note)
         self._signals = 0
         self._signalled: asyncio.Event
 
@@ -91,8 +100,10 @@ class Service:
         await self._drain()
         if ticking is not None:
             ticking.cancel()
-            self._look()
+            self._look(is_last=True)
         await self._end(http)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
         stopped.cancel()
         if loading.done():
             loading.result()
@@ -137,7 +148,9 @@ class Service:
     def _open(self, model: ServedModel) -> None:
         loop, state = asyncio.get_running_loop(), self.state
         state.open(model)
-        board = state.board
+        board, metrics = state.board, state.metrics
+        assert metrics is not None
+        self._aftermath.on_life.append(lambda client, life: metrics.explained(life))
         model.engine.on_outputs = lambda outputs: _call(loop, board.deliver, outputs)
         model.engine.on_events = state.receive
         model.engine.on_failure = lambda error: _call(loop, self._fail, error)
@@ -173,12 +186,13 @@ class Service:
                 if line is not None:
                     self._say(line)
 
-    def _look(self) -> None:
-        """Take in what has happened, and say what was slow."""
+    def _look(self, *, is_last: bool = False) -> None:
+        """Take in what has happened, find out where the time of those went who are answered, say what was slow."""
         assert self.state.metrics is not None
         try:
             self.state.metrics.catch_up()
             self.state.history.catch_up()
+            self._aftermath.tick(time.monotonic_ns(), is_last=is_last)
             if self._slow_log is not None:
                 self._slow_log.tick()
         except Exception:

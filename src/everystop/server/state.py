@@ -107,6 +107,7 @@ class ServerState:
         self.history = history or History(num_finished=0)
         self.on_done: list[Callable[[Client], None]] = []
         self.http = HttpCounts()
+        self.trace_headers: frozenset[bytes] = frozenset()  # by which a caller's trace goes on; none: not traced
 
     def open(self, model: ServedModel) -> None:
         """The model is there."""
