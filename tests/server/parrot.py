@@ -24,6 +24,7 @@ from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
 from everystop.core.policy import make_policy
+from everystop.core.recording import RecordingScheduler
 from everystop.core.request import SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.engine.engine import Engine
@@ -118,6 +119,7 @@ class ParrotServer:
         self._policy_name = type(self._policy).__name__.lower()
         tenants = options.get("tenants")
         self._tenant_names = tuple(tenants.by_name) if tenants is not None else ()
+        self._recorder = options.pop("recorder", None)
         self._has_priorities = options.pop("has_priorities", False)
         self._has_targets = options.pop("has_targets", False)
         self._names_tenants = tenants is not None and tenants.user
@@ -136,8 +138,19 @@ class ParrotServer:
         self.load_gate.wait(DEADLINE_S)
         kv = KVCache(num_blocks=self.num_blocks, block_size=16, enable_prefix_caching=True)
         limits = Limits(max_num_seqs=self._max_num_seqs, max_num_batched_tokens=64, max_model_len=self._max_model_len)
-        self.scheduler = Scheduler(limits, kv, self._policy)
-        self.engine = Engine(self.scheduler, self.runner, eos_token_ids=(EOS,), make_text_decoder=ParrotDecoder)
+        recorder = self._recorder
+        self.scheduler = (
+            Scheduler(limits, kv, self._policy)
+            if recorder is None
+            else RecordingScheduler(limits, kv, self._policy, recorder)
+        )
+        self.engine = Engine(
+            self.scheduler,
+            self.runner,
+            eos_token_ids=(EOS,),
+            make_text_decoder=ParrotDecoder,
+            on_stop=None if recorder is None else recorder.close,
+        )
         return ServedModel(
             engine=self.engine,
             texts=ParrotTexts(),
@@ -157,6 +170,7 @@ class ParrotServer:
             num_blocks=self.num_blocks,
             max_sequences=self._max_sequences,
             tenant_names=self._tenant_names,
+            on_answered=None if recorder is None else recorder.client,
         )
 
     def _encode(self, text: str) -> list[int]:

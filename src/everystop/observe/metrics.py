@@ -27,7 +27,7 @@ from everystop.observe.causes import Cause
 from everystop.observe.histogram import NS, Histogram
 from everystop.observe.history import Client
 from everystop.observe.life import Life
-from everystop.observe.request_counts import OpenRequest, RequestCounts
+from everystop.observe.request_counts import COMPLETE, OpenRequest, RequestCounts
 from everystop.observe.step_counts import StepCounts, StepRows
 
 logger = logging.getLogger(__name__)
@@ -174,12 +174,14 @@ class Metrics:
         return self.steps.occupancy if self._open else 0.0
 
     def _count_all(self, events: list[Event]) -> None:
-        """Ends stand before the step that brought the last token, and are counted after it."""
-        ends = [event for event in events if isinstance(event, FinishEvent)]
+        """An end that a step has brought stands before it, and is counted after it; a client leaves at any time."""
+        ends: list[FinishEvent] = []
         for event in events:
             if isinstance(event, StepEvent):
                 self._count_step(event, ends)
-            elif not isinstance(event, FinishEvent):
+            elif isinstance(event, FinishEvent) and event.reason is not FinishReason.ABORT:
+                ends.append(event)
+            else:
                 self._count(event)
         for end in ends:
             self._count_end(end)
@@ -194,6 +196,8 @@ class Metrics:
                 self._count_preemption(event)
             case RefuseEvent():
                 self._count_refusal(event)
+            case FinishEvent():
+                self._count_end(event)
             case WaitEvent():
                 if event.reason is not WaitReason.BEHIND:
                     self.blocked[event.reason] += 1
@@ -243,7 +247,7 @@ class Metrics:
         self.num_evicted_blocks = max(self.num_evicted_blocks, event.num_evicted_blocks)
         num_held = event.num_held
         if num_held:  # those whom this step ended hold their slots only from now on
-            num_held -= sum(end.slot >= 0 and end.now_ns == event.now_ns for end in ends)
+            num_held -= sum(end.slot >= 0 and end.reason in COMPLETE for end in ends)
         self.steps.count(event, self._count_rows(event), max(0, num_held))
 
     def _count_rows(self, event: StepEvent) -> StepRows:
