@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from tests.observe.runs import MS, Run
 
@@ -37,7 +39,7 @@ def test_phases_follow_each_other_from_the_hand_over_to_the_last_token() -> None
     assert [span.name for span in two] == ["queue", "prefill", "decode"]
     for spans, client in ((one, first), (two, second)):
         assert spans[0].start_ns == client.submitted_ns
-        assert all(a.end_ns == b.start_ns for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a.end_ns == b.start_ns for a, b in pairwise(spans))
     finish = run.history.trails[2].finish
     assert finish is not None
     assert two[-1].end_ns == finish.now_ns
