@@ -122,19 +122,23 @@ def test_metrics_agree_with_a_second_count(policy: str, depth: int) -> None:
 def test_slots_and_tokens_of_steps_agree_with_a_second_count(policy: str) -> None:
     watched = Watched(f"slots:{policy}", policy, 0)
     watched.episode.run(NUM_STEPS)
-    steps = [e for e in watched.events if isinstance(e, StepEvent) and e.plan.rows]
     prompts = {e.request_id: e.num_prompt_tokens for e in watched.events if isinstance(e, ArrivalEvent)}
-    ended_ns = {e.request_id: e.now_ns for e in watched.events if e.__class__ is FinishEvent and e.reason == "abort"}
+    steps: list[StepEvent] = []
     states: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
-    for step in steps:
-        num_kept = len(step.plan.rows) - step.plan.num_padded_rows
-        for row in list(step.plan.rows)[:num_kept]:
+    left: set[int] = set()
+    for event in watched.events:
+        if isinstance(event, FinishEvent) and event.reason is FinishReason.ABORT:
+            left.add(event.request_id)
+        if not isinstance(event, StepEvent) or not event.plan.rows:
+            continue
+        steps.append(event)
+        for row in list(event.plan.rows)[: len(event.plan.rows) - event.plan.num_padded_rows]:
             phase = "decode" if row.num_tokens == 1 and row.start >= prompts[row.request_id] else "prefill"
-            is_wasted = ended_ns.get(row.request_id, step.now_ns + 1) <= step.now_ns
+            is_wasted = row.request_id in left
             states["wasted" if is_wasted else phase] += 1
             tokens[phase] += 0 if is_wasted else row.num_tokens
-        states["padding"] += step.plan.num_padded_rows
+        states["padding"] += event.plan.num_padded_rows
     counts = watched.metrics.steps
     assert counts.num_steps == counts.execute_time.num == len(steps)
     assert sum(counts.slots.values()) == len(steps) * watched.num_slots
