@@ -225,7 +225,7 @@ def test_http_requests_are_counted_by_route_method_and_status() -> None:
         server.get("/v1/models/parrot", key)
         server.get("/v1/requests/x/explain", key)
         server.get("/v1/completions", key)
-        server.get("/ui/style.css")
+        server.get("/ui/api.js")
         server.request("GET", "/health", headers={"x-request-id": "a b"})
         text = server.get("/metrics", key)[1]
     found = {
@@ -233,9 +233,9 @@ def test_http_requests_are_counted_by_route_method_and_status() -> None:
         for (name, labels), value in samples_of(text).items()
         if name == "http_requests_total"
     }
-    assert found.pop(("/health", "GET", "200"), 0) >= 0
-    assert found.pop(("/ui/{file}", "GET", "200"), 1) + found.pop(("other", "GET", "401"), 0) == 1
+    assert found.pop(("/health", "GET", "200")) >= 1
     assert found == {
+        ("/ui/{file}", "GET", "200"): 1,
         (COMPLETIONS, "POST", "200"): 2,
         (COMPLETIONS, "POST", "400"): 1,
         (COMPLETIONS, "POST", "401"): 1,
@@ -245,13 +245,15 @@ def test_http_requests_are_counted_by_route_method_and_status() -> None:
         (COMPLETIONS, "GET", "405"): 1,
         ("/health", "GET", "400"): 1,
     }
-    values = {
-        (name, dict(labels).get("error", dict(labels).get("handler"))): v
-        for (name, labels), v in samples_of(text).items()
+    errors = {dict(labels)["error"]: n for (name, labels), n in samples_of(text).items() if "http_errors" in name}
+    assert errors == {
+        "UnsupportedField": 1,
+        "Unauthorized": 1,
+        "ModelUnknown": 1,
+        "RequestUnknown": 1,
+        "method_not_allowed": 1,
+        "RequestError": 1,
     }
-    assert values["everystop_http_errors_total", "Unauthorized"] >= 1
-    assert values["everystop_http_errors_total", "method_not_allowed"] == 1
-    assert values["http_request_size_bytes_count", COMPLETIONS] >= 0
 
 
 def test_http_times_and_sizes_are_those_of_whole_requests() -> None:
@@ -304,24 +306,23 @@ def test_a_thousand_names_and_paths_do_not_grow_the_series() -> None:
             connection.request(method, path, None if body is None else json.dumps(body))
             connection.getresponse().read()
 
-        def kinds(name: str) -> None:
-            send("POST", COMPLETIONS, {"prompt": "a", "user": name})
+        def ask_for(name: str, *, is_tenant: bool) -> None:
+            if is_tenant:
+                send("POST", COMPLETIONS, {"prompt": "a", "user": name})
             send("POST", COMPLETIONS, {"prompt": "a", "model": name})
             send("GET", f"/v1/models/{name}")
             send("GET", f"/{name}/{name}")
-            send("GET", f"/v1/requests/{name}/explain")
 
         with contextlib.closing(connection):
-            kinds("first")
+            ask_for("first", is_tenant=True)
             wait_until(lambda: server.metric("num_requests_running") == 0)
             before = len(samples(server))
-            before = max(before, len(samples(server)))  # the first look has counted itself since
             for i in range(1000):
-                kinds(f"name-{i}")
+                ask_for(f"name-{i}", is_tenant=i % 5 == 0)
         wait_until(lambda: server.metric("num_requests_running") == 0)
         text = server.get("/metrics")[1]
         assert b"name-" not in text
-        assert len(samples_of(text)) <= before + 4, "one status of one handler may be new"
+        assert len(samples_of(text)) == before
 
 
 def test_a_scrape_does_not_disturb_those_who_stream() -> None:

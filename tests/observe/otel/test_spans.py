@@ -86,8 +86,10 @@ def test_the_whole_says_old_and_new_names_and_where_the_time_went() -> None:
     assert isinstance(e2e, float)
     causes = [value for name, value in said.items() if name.startswith(names.SECONDS_OF)]
     assert sum(value for value in causes if isinstance(value, float)) == pytest.approx(e2e)
-    parts = [said[f"gen_ai.latency.{name}"] for name in ("time_in_model_prefill", "time_in_model_decode")]
-    assert said["gen_ai.latency.time_in_model_inference"] == pytest.approx(sum(map(float, map(str, parts))))
+    prefill, decode = said[names.IN_PREFILL_VLLM], said[names.IN_DECODE_VLLM]
+    assert isinstance(prefill, float)
+    assert isinstance(decode, float)
+    assert said[names.IN_INFERENCE_VLLM] == pytest.approx(prefill + decode)
 
 
 def test_a_chat_is_one() -> None:
