@@ -10,47 +10,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from tests.observe.dashboards import VLLM_QUERIES, expressions, names_in, recorded
+from tests.observe.scrapes import Sample, from_events, samples_of
 from tests.server.parrot import MODEL, ParrotServer, parrot, wait_until
 
 from everystop.core.events import Event
 from everystop.core.plan import StepPlan
 from everystop.core.policy import PolicySettings, make_policy
-from everystop.observe.catalogue import FAMILIES
 from everystop.observe.metrics import Metrics
 from everystop.observe.prometheus import render
 from everystop.observe.recorder import Recorder
-from everystop.observe.vllm_names import FAMILIES_OF_VLLM
 from everystop.sim.recount import metrics_of_record
 from everystop.tenants import Tenant, Tenants
 
 COMPLETIONS = "/v1/completions"
-Sample = tuple[str, tuple[tuple[str, str], ...]]
-
-
-def samples_of(text: bytes) -> dict[Sample, float]:
-    """Every sample by its name and labels."""
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text.decode())
-        for sample in family.samples
-    }
 
 
 def samples(server: ParrotServer) -> dict[Sample, float]:
     return samples_of(server.get("/metrics")[1])
-
-
-def from_events(found: dict[Sample, float]) -> dict[Sample, float]:
-    """The samples that are counted from the engine's events and the ends of answers."""
-    names = {family.name for family in (*FAMILIES, *FAMILIES_OF_VLLM)}
-    ends = ("_bucket", "_sum", "_count")
-    return {
-        key: value
-        for key, value in found.items()
-        if key[0] in names or any(key[0].endswith(end) and key[0].removesuffix(end) in names for end in ends)
-    }
 
 
 def ask(server: ParrotServer, number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from everystop import __version__
 from everystop.core.durations import NS_PER_S
 from everystop.observe.families import Family, Kind, alone, each
 from everystop.observe.prometheus import Sheet
@@ -17,6 +18,14 @@ def _oldest_s(state: ServerState) -> float:
 
 
 STATE_FAMILIES: tuple[Family[ServerState], ...] = (
+    Family(
+        name="everystop_build_info",
+        kind=Kind.GAUGE,
+        text="Always 1; the label says which version this is",
+        source="start-up",
+        read=lambda state: [((__version__,), 1.0)],
+        labels=("version",),
+    ),
     Family(
         name="everystop_ready",
         kind=Kind.GAUGE,
