@@ -22,7 +22,6 @@ static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the kernel rea
 constexpr uint64_t kTilesMask = 0xffffffffu;
 // Longer than the serial gaps inside a step, shorter than the gap between two steps of an idle server.
 constexpr auto kSpinTime = std::chrono::microseconds(50);
-constexpr auto kCallerSpinTime = std::chrono::microseconds(100);
 constexpr int kPausesPerClockRead = 32;
 
 void pause_cpu() {
@@ -102,7 +101,7 @@ int64_t ThreadTeam::take_tiles(int thread) {
 void ThreadTeam::work(int thread) {
   while (wait_for_work()) {
     const int64_t num_taken = take_tiles(thread);
-    if (num_taken > 0) count_done(num_taken);
+    if (num_taken > 0) num_done_.fetch_add(num_taken, std::memory_order_acq_rel);
   }
 }
 
@@ -140,33 +139,12 @@ void ThreadTeam::wake_sleepers() {
   syscall(SYS_futex, &num_wakes_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// A caller that falls asleep after this looked has seen the count.
-void ThreadTeam::count_done(int64_t num_tiles) {
-  num_done_.fetch_add(num_tiles, std::memory_order_seq_cst);
-  if (!is_caller_asleep_.load(std::memory_order_seq_cst)) return;
-  num_done_wakes_.fetch_add(1, std::memory_order_seq_cst);
-  syscall(SYS_futex, &num_done_wakes_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
-}
-
-// Spins for about as long as a tile takes, then sleeps: a thread that holds a tile may have lost its core to
-// this spin. sched_yield() would not do: Linux puts a thread that yields again and again behind all others by
-// a time slice for each call, so it lost its own core for 300 ms once in a few seconds (Linux 6.18).
 void ThreadTeam::wait_until_done(int64_t num_tiles) {
-  if (num_done_.load(std::memory_order_acquire) == num_tiles) return;
-  const auto deadline = std::chrono::steady_clock::now() + kCallerSpinTime;
-  do {
-    for (int i = 0; i < kPausesPerClockRead; ++i) {
-      if (num_done_.load(std::memory_order_acquire) == num_tiles) return;
-      pause_cpu();
-    }
-  } while (std::chrono::steady_clock::now() < deadline);
-  is_caller_asleep_.store(true, std::memory_order_seq_cst);
-  while (true) {
-    const uint32_t expected = num_done_wakes_.load(std::memory_order_seq_cst);
-    if (num_done_.load(std::memory_order_seq_cst) == num_tiles) break;
-    syscall(SYS_futex, &num_done_wakes_, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+  for (int spins = 0; num_done_.load(std::memory_order_acquire) != num_tiles; ++spins) {
+    // A thread that holds a tile may have lost its core to this spin.
+    if (spins > 500) std::this_thread::yield();
+    pause_cpu();
   }
-  is_caller_asleep_.store(false, std::memory_order_seq_cst);
 }
 
 }  // namespace everystop

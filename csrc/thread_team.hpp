@@ -50,7 +50,6 @@ class ThreadTeam {
   bool wait_for_work();
   void sleep_until_woken();
   void wake_sleepers();
-  void count_done(int64_t num_tiles);
   void wait_until_done(int64_t num_tiles);
 
   const int num_threads_;
@@ -64,8 +63,6 @@ class ThreadTeam {
   // High half: number of the job; low half: tiles not yet taken.
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int64_t> num_done_{0};
-  std::atomic<bool> is_caller_asleep_{false};
-  std::atomic<uint32_t> num_done_wakes_{0};  // the futex that the caller waits on
   alignas(64) std::atomic<int> num_sleeping_{0};
   std::atomic<uint32_t> num_wakes_{0};  // the futex that sleepers wait on
   std::atomic<bool> stopping_{false};
