@@ -51,7 +51,7 @@ def _tenant(name: str, kind: Kind, text: str, source: str, read: Callable[[Tenan
     )
 
 
-GAUGES = (
+GAUGES: tuple[Family[Metrics], ...] = (
     _gauge("num_requests_running", "Requests that hold a slot", "admit, preempt, finish", lambda m: m.num_running),
     _gauge(
         "num_requests_waiting",
@@ -89,7 +89,7 @@ GAUGES = (
     ),
 )
 
-COUNTERS = (
+COUNTERS: tuple[Family[Metrics], ...] = (
     _counter("prompt_tokens", "Prompt tokens of requests taken", "arrival", lambda m: m.num_prompt_tokens),
     _counter(
         "computed_prompt_tokens",
@@ -160,7 +160,7 @@ COUNTERS = (
     ),
 )
 
-HISTOGRAMS = (
+HISTOGRAMS: tuple[Family[Metrics], ...] = (
     _histogram(
         "time_to_first_token_seconds",
         "Last byte of the request read to first token computed",
@@ -241,7 +241,7 @@ HISTOGRAMS = (
     ),
 )
 
-TENANTS = (
+TENANTS: tuple[Family[Metrics], ...] = (
     Family(
         name="everystop_tenant_num_requests_running",
         kind=Kind.GAUGE,
@@ -289,4 +289,4 @@ TENANTS = (
 )
 """Only where `--tenants` names any."""
 
-FAMILIES: tuple[Family[Metrics], ...] = (*GAUGES, *COUNTERS, *HISTOGRAMS, *TENANTS)
+FAMILIES = (*GAUGES, *COUNTERS, *HISTOGRAMS, *TENANTS)

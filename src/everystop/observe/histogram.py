@@ -73,7 +73,8 @@ def merged(required: Iterable[float], wished: Iterable[float]) -> tuple[float, .
 
 def one_two_five(most: int) -> tuple[float, ...]:
     """1, 2, 5, 10, 20, 50 … up to `most`."""
-    bounds, power = [], 1
+    bounds: list[float] = []
+    power = 1
     while True:
         for digit in (1, 2, 5):
             if digit * power > most:
