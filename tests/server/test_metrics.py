@@ -33,11 +33,11 @@ def samples(server: ParrotServer) -> dict[Sample, float]:
 def ask(server: ParrotServer, number: int) -> None:
     """One of many requests: whole or streamed, with choices, some left by their clients, some refused."""
     body: dict[str, object] = {"prompt": "every stop " * (1 + number % 9), "max_tokens": 5 + number % 40}
-    body |= {"ignore_eos": True, "n": 1 + (number % 5 == 0), "stream": number % 3 == 0}
+    body |= {"ignore_eos": True, "n": 1 + (number % 5 == 0), "stream": number % 3 == 0, "priority": -number}
     if number % 7 == 3:
         connection = server.connect()
         with contextlib.closing(connection):
-            connection.request("POST", COMPLETIONS, json.dumps({**body, "max_tokens": 400, "stream": True}))
+            connection.request("POST", COMPLETIONS, json.dumps({**body, "max_tokens": 250, "stream": True}))
             connection.getresponse().read(1)
         return
     if number % 11 == 5:

@@ -38,8 +38,10 @@ def answered(run: Run, context: dict[str, str] | None = None) -> tuple[Client, A
     run.history.add_client(client)
     run.add(1, prompt=8, max_tokens=4)
     run.finish()
-    client.delivered_ns = run.now_ns + MS
-    return client, life_of(run.history, run.history.trails[1], client.delivered_ns)
+    trail = run.history.trails[1]
+    assert trail.finish is not None
+    client.delivered_ns = trail.finish.now_ns + MS
+    return client, life_of(run.history, trail, client.delivered_ns)
 
 
 def traced(context: dict[str, str] | None = None, *, has_life: bool = True) -> list[Any]:

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from opentelemetry import propagate, trace
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanProcessor
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from everystop import __version__
 from everystop.core.errors import ConfigError
@@ -75,7 +76,7 @@ class Traces:
             span.set_status(trace.StatusCode.ERROR, str(error))
         span.end(whole.end_ns + offset_ns)
 
-    def _add(self, phase: Span, within: trace.Context, offset_ns: int) -> None:
+    def _add(self, phase: Span, within: Context, offset_ns: int) -> None:
         start_ns, end_ns = phase.start_ns + offset_ns, phase.end_ns + offset_ns
         span = self._tracer.start_span(phase.name, context=within, attributes=phase.attributes, start_time=start_ns)
         span.end(end_ns)
