@@ -27,7 +27,7 @@ from everystop.observe.life import life_of
 from everystop.observe.metrics import Metrics
 from everystop.observe.prometheus import render
 from everystop.server.edge_metrics import HTTP_FAMILIES
-from everystop.server.http_counts import Handlers, HttpCounter, HttpCounts
+from everystop.server.http_counts import HttpCounter, HttpCounts
 from everystop.server.request_ids import RequestIds
 
 REPEATS, NUM_REQUESTS, NUM_STEPS = 9, 2_000, 1_000
@@ -83,7 +83,7 @@ def http_us() -> tuple[float, float]:
     """An HTTP request through the routing alone, and what counting adds, as the median of the differences."""
     inner = application()
     plain = RequestIds(inner)
-    counted = HttpCounter(plain, HttpCounts(), Handlers(inner.routes, lambda path: False))
+    counted = HttpCounter(plain, HttpCounts(), inner.routes, lambda path: False)
     pairs = []
     for repeat in range(REPEATS + 1):
         both = [cpu_us(lambda app=app: asyncio.run(ask(app, NUM_REQUESTS)), NUM_REQUESTS) for app in (plain, counted)]

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 MAX_PENDING = 1000
 PATIENCE_NS = NS_PER_S  # so long the engine's word that it has ended is waited for
 COST_SHARE = 0.005  # of the time of one thread
+TRACED_COST_SHARE = 0.05  # where somebody has asked for a trace of each
 MAX_SAVED_NS = NS_PER_S // 20
 
 Tell = Callable[[Client, Life | None], None]
@@ -27,13 +28,16 @@ class Aftermath:
     `note` hears of each and costs an append. `tick` cuts, in the order of their ends, as many as fit into the share of
     a thread's time that is allowed, and tells `on_life` of each request once: the life of the sequence that ended last,
     which covers the whole answer; None where there was no time for it, or it is forgotten. `cpu_ns` is the clock of the
-    thread's time.
+    thread's time, of which `cost_share` may be used.
     """
 
-    def __init__(self, history: History, cpu_ns: Callable[[], int] = time.thread_time_ns) -> None:
+    def __init__(
+        self, history: History, cpu_ns: Callable[[], int] = time.thread_time_ns, *, cost_share: float = COST_SHARE
+    ) -> None:
         self.on_life: list[Tell] = []
         self._history = history
         self._cpu_ns = cpu_ns
+        self._cost_share = cost_share
         self._pending: deque[Client] = deque()
         self._saved_ns = MAX_SAVED_NS
         self._ticked_ns: int | None = None
@@ -45,7 +49,7 @@ class Aftermath:
     def tick(self, now_ns: int, *, is_last: bool = False) -> None:
         """Cut what is due; the history must have caught up. The `is_last` call leaves nobody behind."""
         if self._ticked_ns is not None:
-            self._saved_ns = min(MAX_SAVED_NS, self._saved_ns + round((now_ns - self._ticked_ns) * COST_SHARE))
+            self._saved_ns = min(MAX_SAVED_NS, self._saved_ns + round((now_ns - self._ticked_ns) * self._cost_share))
         self._ticked_ns = now_ns
         for _ in range(len(self._pending)):
             client = self._pending.popleft()

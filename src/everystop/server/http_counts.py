@@ -73,13 +73,17 @@ class HttpCounter:
     """ASGI application around another one: a dozen additions a request, and nothing an event of a stream.
 
     The scope's `status` and `content_length` are set by whoever begins the answer (`server.request_ids`,
-    `server.errors`), `error` by whoever answers an error.
+    `server.errors`), `error` by whoever answers an error. `routes` are those of the application, `is_file` knows the
+    paths of the dashboard's files.
     """
 
-    def __init__(self, app: ASGIApp, counts: HttpCounts, handlers: Handlers) -> None:
+    def __init__(
+        self, app: ASGIApp, counts: HttpCounts, routes: list[BaseRoute], is_file: Callable[[str], bool]
+    ) -> None:
+        self.routes = routes
         self._app = app
         self._counts = counts
-        self._handlers = handlers
+        self._handlers = Handlers(routes, is_file)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -28,7 +28,7 @@ from everystop.server.board import Generation
 from everystop.server.edge_metrics import edge_sheets
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
 from everystop.server.http import Bodies, read_body
-from everystop.server.http_counts import Handlers, HttpCounter
+from everystop.server.http_counts import HttpCounter
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams
 from everystop.server.prompts import Parse, prepare
@@ -79,7 +79,7 @@ def make_app(
         },
     )
     app.router.redirect_slashes = False
-    return HttpCounter(app, state.http, Handlers(app.routes, ui.is_file))
+    return HttpCounter(app, state.http, app.routes, ui.is_file)
 
 
 class Endpoints:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from everystop.core.errors import Draining, EngineDead
-from everystop.observe.aftermath import Aftermath
+from everystop.observe.aftermath import COST_SHARE, TRACED_COST_SHARE, Aftermath
 from everystop.observe.history import DEFAULT_FINISHED, History
 from everystop.observe.stats import StatusLine
 from everystop.server.http import HttpServer
@@ -72,7 +72,8 @@ class Service:
         self._slow_log = None if slow_log_ms is None else SlowLog(self.state.history, slow_log_ms, self._say)
         if self._slow_log is not None:
             self.state.on_done.append(self._slow_log.note)
-        self._aftermath = Aftermath(self.state.history)
+        share = COST_SHARE if open_traces is None else TRACED_COST_SHARE
+        self._aftermath = Aftermath(self.state.history, cost_share=share)
         self.state.on_done.append(self._aftermath.note)
         self._traces = None if open_traces is None else open_traces(self.state.history)
         if self._traces is not None:
