@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 
 import pytest
 import yaml
@@ -79,3 +81,20 @@ def test_expressions_are_promql(where: str, expression: str) -> None:
 )
 def test_names_are_found_in_expressions(expression: str, names: set[str]) -> None:
     assert names_in(expression) == names
+
+
+def test_alerts_come_up_when_they_should_and_not_else() -> None:
+    """By Prometheus' own tool, where it is installed."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    folder = DEPLOY / "prometheus"
+    for words in (["check", "config", "prometheus.yml"], ["test", "rules", "alerts_test.yml"]):
+        result = subprocess.run([promtool, *words], cwd=folder, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_alert_has_a_test() -> None:
+    text = (DEPLOY / "prometheus" / "alerts_test.yml").read_text(encoding="utf-8")
+    alerts = [rule["alert"] for group in rule_groups("alerts.yml") for rule in group["rules"]]
+    assert f"exp_samples: [{{value: {len(alerts)}}}]" in text, "all of them fire on a server in trouble"
