@@ -22,6 +22,7 @@ NATIVE = "everystop._native"
 ERRORS = "everystop.core.errors"
 DURATIONS = "everystop.core.durations"
 TENANTS = "everystop.tenants"
+KEYS = "everystop.keys"
 PROTOCOL = "everystop.runner:ModelRunner"
 PARAMS = "everystop.core.request:SamplingParams"
 LOGPROBS = "everystop.core.plan:TokenLogprobs"
@@ -31,12 +32,14 @@ ALLOWED = {
     "everystop.config": {
         ERRORS,
         DURATIONS,
+        KEYS,
         "everystop.core.admission:ADMISSIONS",
         "everystop.core.policy:POLICIES",
         "everystop.core.policy:honouring",
     },
     "everystop.machine": set(),
-    "everystop.tenants": {ERRORS, DURATIONS},
+    "everystop.keys": {ERRORS},
+    "everystop.tenants": {ERRORS, DURATIONS, KEYS},
     "everystop.core": set(),
     "everystop.observe": {
         "everystop.core.events",
@@ -119,6 +122,7 @@ ALLOWED = {
         "everystop.observe",
         "everystop.scheduling",
         TENANTS,
+        KEYS,
     },
     "everystop.server": {
         "everystop.engine",
@@ -128,6 +132,7 @@ ALLOWED = {
         "everystop.config",
         "everystop.tenants",
         "everystop.core.events",
+        KEYS,
         LOGPROBS,
         PARAMS,
         ERRORS,
@@ -199,6 +204,7 @@ ALLOWED = {
         "everystop.scheduling",
         ERRORS,
         DURATIONS,
+        KEYS,
     },
 }
 

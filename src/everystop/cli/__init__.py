@@ -18,6 +18,7 @@ from everystop.cli import (
     claims,
     compare,
     explain,
+    key,
     plan,
     pull,
     replay,
@@ -65,6 +66,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"everystop {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, pull, batch, compare, claims, top, explain, simulate, plan, calibrate, replay, trace):
+    for command in (serve, pull, key, batch, compare, claims, top, explain, simulate, plan, calibrate, replay, trace):
         command.add_parser(commands)
     return parser

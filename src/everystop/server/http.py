@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import Callable, Iterator
 
@@ -232,9 +233,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn on a given socket; signals are left to the caller, who sets `should_exit`."""
+    """uvicorn on a given socket; signals are left to the caller, who sets `should_exit`. It speaks HTTPS where there is
+    a `tls` context.
+    """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -244,6 +247,8 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # nobody here believes them
+                ssl_context_factory=None if tls is None else lambda config, default: tls,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=2,
             )

@@ -16,8 +16,10 @@ import uvloop
 from everystop import __version__, _native
 from everystop.assembly import Capacity, build_engine, longest_sequence, num_threads
 from everystop.config import Config
+from everystop.core.errors import ConfigError
 from everystop.core.policy import make_policy
 from everystop.core.request import SamplingParams
+from everystop.keys import exposure, read_key_file
 from everystop.model.chat_template import load_chat_template
 from everystop.model.checkpoint import inspect_model
 from everystop.model.generation_config import load_generation_defaults
@@ -26,9 +28,12 @@ from everystop.model.pull import EMBEDDED, resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
 from everystop.model.weights import LoadedModel, load_model
 from everystop.scheduling import tenants_of
+from everystop.server.listener import is_loopback
 from everystop.server.protocol import Accepted
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
+from everystop.server.tls import server_context
+from everystop.tenants import with_keys
 
 MIB = 1 << 20
 
@@ -36,12 +41,16 @@ MIB = 1 << 20
 def run(opening: Opening, sock: socket.socket) -> int:
     """Serve what `opening` loads on a listening socket; returns the exit code."""
     config = opening.config
+    for warning in opening.warnings(is_loopback(sock)):
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
     service = Service(
         sock,
         opening.load,
-        api_keys=config.api_key,
+        api_keys=opening.api_keys,
         admin_keys=config.admin_key,
         tenants=opening.tenants,
+        allowed_hosts=config.allowed_host,
+        tls=opening.tls,
         shutdown_timeout_s=config.shutdown_timeout,
         stats_interval_s=config.stats_interval,
         explain_history=config.explain_history,
@@ -63,8 +72,9 @@ class Opening:
     def __init__(self, config: Config, port: int) -> None:
         self.config = config
         host = f"[{config.host}]" if ":" in config.host else config.host
-        self.url = f"http://{host}:{port}"
-        self.tenants = tenants_of(config)
+        self.url = f"{'http' if config.ssl_certfile is None else 'https'}://{host}:{port}"
+        self.tls = server_context(config.ssl_certfile, config.ssl_keyfile) if config.ssl_keyfile else None
+        self._read_keys()
         self._home = Home.from_environment()
         path = resolve_model(config.model, self._home)
         self._checkpoint = inspect_model(path)
@@ -76,6 +86,28 @@ class Opening:
         own_name = path.resolve().name if path.is_dir() else path.stem
         self.name = config.served_model_name or (config.model if config.model in EMBEDDED else own_name)
         self._lines: list[tuple[str, str]] = []
+
+    def _read_keys(self) -> None:
+        config, path = self.config, self.config.api_key_file
+        named_keys = () if path is None else read_key_file(path)
+        self.api_keys = (*config.api_key, *(line.key for line in named_keys if not line.name))
+        self.tenants = with_keys(tenants_of(config), named_keys, path or "")
+        tenants_keys = any(tenant.keys for tenant in self.tenants.by_name.values())
+        self._has_keys = bool(self.api_keys or config.admin_key or tenants_keys)
+        if self._has_keys and config.allowed_host:
+            raise ConfigError("--allowed-host has no effect where keys are set, for a key opens all; leave it out")
+
+    def warnings(self, is_loopback: bool) -> list[str]:
+        """What an operator should know of who can reach what; `is_loopback` says that only this machine can."""
+        config = self.config
+        exposures = [exposure(path) for path in (config.api_key_file, config.tenants, config.ssl_keyfile) if path]
+        found = [text for text in exposures if text is not None]
+        if not self._has_keys and not is_loopback:
+            found.append(
+                f"other machines can reach {self.url}, and no keys are set, so anybody may use it; set --api-key-file "
+                "or --api-key, or listen on --host 127.0.0.1"
+            )
+        return found
 
     def load(self) -> ServedModel:
         """Read the weights and build the engine; called in a thread."""

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop import __version__
 from everystop.core.errors import EverystopError, RequestError
+from everystop.keys import KeyHash
 from everystop.observe.history import Client
 from everystop.observe.prometheus import render
 from everystop.server import protocol
@@ -29,6 +30,7 @@ from everystop.server.errors import ClientGone, ModelUnknown, handle_error, hand
 from everystop.server.http import Bodies, read_body
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams
+from everystop.server.origins import OriginGuard
 from everystop.server.prompts import Parse, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
@@ -36,7 +38,7 @@ from everystop.server.request_ids import RequestIds
 from everystop.server.state import ServerState
 from everystop.server.streams import StreamReply, WholeReply
 from everystop.server.ui import Ui
-from everystop.server.visibility import Viewer, caller_of, callers
+from everystop.server.visibility import Viewer, caller_of, callers, salt_of
 from everystop.tenants import Tenants
 
 INLINE_BYTES = 8192
@@ -44,15 +46,21 @@ INLINE_BYTES = 8192
 
 def make_app(
     state: ServerState,
-    api_keys: Sequence[str] = (),
+    api_keys: Sequence[KeyHash | str] = (),
     tenants: Tenants | None = None,
     *,
-    admin_keys: Sequence[str] = (),
+    admin_keys: Sequence[KeyHash | str] = (),
+    allowed_hosts: Sequence[str] = (),
 ) -> ASGIApp:
-    """The ASGI application over `state`; the tenants' keys let in beside `api_keys`, and `admin_keys` see all."""
+    """The ASGI application over `state`; the tenants' keys let in beside `api_keys`, and `admin_keys` see all. Without
+    any key, browsers are kept to the server's own pages and to `allowed_hosts`.
+    """
     tenants = tenants or Tenants()
     endpoints, ui = Endpoints(state, tenants), Ui()
-    guard = Middleware(KeyGuard, callers=callers(api_keys, admin_keys, tenants), is_open=ui.is_open)
+    known = callers(api_keys, admin_keys, tenants)
+    guards = [Middleware(KeyGuard, callers=known, is_open=ui.is_open)]
+    if not known:
+        guards.append(Middleware(OriginGuard, allowed_hosts=allowed_hosts, is_loopback=state.is_loopback))
     app = Starlette(
         routes=[
             Route("/health", endpoints.health, methods=["GET"]),
@@ -67,7 +75,7 @@ def make_app(
             Route("/ui/stream", endpoints.live, methods=["GET"]),
             *ui.routes(),
         ],
-        middleware=[Middleware(RequestIds), guard],
+        middleware=[Middleware(RequestIds), *guards],
         exception_handlers={
             EverystopError: handle_error,
             ClientGone: handle_error,
@@ -147,12 +155,13 @@ class Endpoints:
                 work = partial(prepare, model, parse, body)
                 parsed, prompts, params = await asyncio.get_running_loop().run_in_executor(self._workers, work)
                 self._state.check_open()
+        tenant = self._tenant_of(request, parsed)
         generation = self._state.board.open(
             prompts,
             params,
-            tenant=self._tenant_of(request, parsed),
+            tenant=tenant,
             priority=parsed.priority,
-            cache_salt=parsed.cache_salt,
+            cache_salt=salt_of(caller_of(request.scope), tenant, parsed.cache_salt),
             ttft_target_ns=parsed.ttft_target_ns,
             itl_target_ns=parsed.itl_target_ns,
         )
