@@ -6,7 +6,6 @@ keeps the last of two equal keys, where a proxy in front may have looked at the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
@@ -15,7 +14,6 @@ MAX_DEPTH = 64
 _PIECE_BYTES = 1 << 20  # others may run between pieces: each step below keeps the interpreter lock
 _KEPT = b'"[]{}:'
 _DROPPED = bytes(set(range(256)) - set(_KEPT))
-_STRING = re.compile(rb'"[^"]*"')
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
@@ -24,7 +22,12 @@ def skeleton(body: bytes) -> bytes:
 
     Example: `{"a": [1, "]", {"b:": "\\""}]}` gives `{:[{:}]}`.
     """
-    return _STRING.sub(b"", b"".join(_marks(piece) for piece in _pieces(body)))
+    outside, is_inside = [], False
+    for piece in _pieces(body):
+        parts = _marks(piece).split(b'"')  # every other one stands in a string
+        outside.append(b"".join(parts[is_inside::2]))
+        is_inside ^= len(parts) % 2 == 0
+    return b"".join(outside)
 
 
 def _marks(piece: bytes) -> bytes:
@@ -35,14 +38,15 @@ def _marks(piece: bytes) -> bytes:
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
-    """The text cut where no escape is: never behind a backslash."""
+    """The text cut where no escape is: behind an even number of backslashes."""
     start = 0
     while start < len(body):
-        end = min(start + _PIECE_BYTES, len(body))
-        while end < len(body) and body[end - 1] == ord("\\"):
-            end += 1
-        yield body[start:end]
-        start = end
+        piece = body[start : start + _PIECE_BYTES]
+        num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        if num_backslashes % 2 and start + len(piece) < len(body):
+            piece = piece[:-1]
+        yield piece
+        start += len(piece)
 
 
 def is_deeper(marks: bytes, limit: int = MAX_DEPTH) -> bool:
@@ -60,18 +64,20 @@ def is_deeper(marks: bytes, limit: int = MAX_DEPTH) -> bool:
 
 
 def has_equal_keys(marks: bytes, value: Any) -> bool:
-    """Whether an object of the text named a key twice: `value`, which was made of it, has fewer keys then."""
-    return marks.count(b":") != _num_keys(value)
+    """Whether an object of the text named a key twice: `value`, which was made of it, has fewer keys then.
 
-
-def _num_keys(value: Any) -> int:
-    """The keys of all objects in a value."""
-    num, waiting = 0, [value]
-    while waiting:
-        item = waiting.pop()
+    The walk ends as soon as all keys are found, and takes long lists last, so a prompt of token ids is not walked.
+    """
+    num_missing = marks.count(b":")
+    objects, arrays = ([value], []) if type(value) is dict else ([], [value])
+    while num_missing and (objects or arrays):
+        item = objects.pop() if objects else arrays.pop()
         if type(item) is dict:
-            num += len(item)
-            waiting.extend(child for child in item.values() if type(child) in (dict, list))
-        elif type(item) is list:
-            waiting.extend(child for child in item if type(child) in (dict, list))
-    return num
+            num_missing -= len(item)
+            item = item.values()
+        for child in item:
+            if type(child) is dict:
+                objects.append(child)
+            elif type(child) is list:
+                arrays.append(child)
+    return num_missing != 0

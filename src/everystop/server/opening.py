@@ -148,6 +148,7 @@ class Opening:
             num_blocks=capacity.num_blocks,
             tenant_names=tuple(self.tenants.by_name),
             on_answered=None if recorder is None else recorder.client,
+            is_chat_slow=lambda: self._template.is_slow,
         )
 
     def _describe(self, loaded: LoadedModel, capacity: Capacity, threads: int) -> list[tuple[str, str]]:

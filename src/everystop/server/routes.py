@@ -149,7 +149,7 @@ class Endpoints:
         with self._bodies.room() as take_room:
             body, model = await read_body(request, take_room), self._state.model
             read_ns = time.monotonic_ns()
-            if len(body) <= INLINE_BYTES:
+            if len(body) <= INLINE_BYTES and not model.is_chat_slow():
                 parsed, prompts, params = prepare(model, parse, body)
             else:
                 work = partial(prepare, model, parse, body)

@@ -61,7 +61,7 @@ class ServedModel:
     `encode` turns a text prompt into token ids, `encode_chat` validated messages; both may be called from any thread
     and raise RequestError. `num_blocks` is the size of the KV cache; `max_sequences` bounds what the engine may hold,
     running or queued. `tenant_names` are those that metrics tell apart. `on_answered` is told of each HTTP request once
-    its answer is done.
+    its answer is done. `is_chat_slow` tells that `encode_chat` takes long even for little.
     """
 
     engine: ServedEngine
@@ -74,6 +74,7 @@ class ServedModel:
     max_sequences: int = 4096
     tenant_names: tuple[str, ...] = ()
     on_answered: Callable[[Client], None] | None = None
+    is_chat_slow: Callable[[], bool] = lambda: False
 
 
 class Phase(StrEnum):
