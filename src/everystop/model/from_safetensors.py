@@ -15,6 +15,7 @@ from everystop.model.spec import ARCHITECTURES, DecoderSpec, Float32Array, RopeS
 
 # Beyond any number of a configuration, and safe to convert.
 _LARGEST = 1e30
+MAX_JSON_BYTES = 64 << 20
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _NAMES = {
@@ -77,6 +78,8 @@ class SafetensorsCheckpoint:
 def read_json_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; raises ModelNotFound where it is missing, ModelFileDamaged where it is none."""
     try:
+        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+            raise ModelFileDamaged(f"{path}: has {size:,} bytes; at most {MAX_JSON_BYTES:,} are read")
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise ModelNotFound(f"{path}: cannot be read: {error.strerror}") from error
