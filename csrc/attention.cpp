@@ -57,7 +57,7 @@ void attend_naive(const KvLayout& layout, const void* keys, const void* values, 
       double largest = -INFINITY, sum = 0.0;
       for (int64_t t = 0; t < num_keys; ++t) {
         const int64_t first =
-            (tile.block_table[t / size] * layout.num_kv_heads + tile.kv_head) * dim * size + t % size;
+            tile.block_table[t / size] * layout.block_stride + tile.kv_head * dim * size + t % size;
         double score = 0.0;
         for (int64_t d = 0; d < dim; ++d) score += q[d] * element(keys, layout.half, first + d * size);
         weights[static_cast<size_t>(t)] = score * tile.scale;
@@ -67,10 +67,9 @@ void attend_naive(const KvLayout& layout, const void* keys, const void* values, 
       for (int64_t d = 0; d < dim; ++d) {
         double total = 0.0;
         for (int64_t t = 0; t < num_keys; ++t) {
-          const int64_t slot =
-              (tile.block_table[t / size] * layout.num_kv_heads + tile.kv_head) * size + t % size;
-          total += weights[static_cast<size_t>(t)] *
-                   element(values, layout.half, slot * layout.value_stride() + d);
+          const int64_t row = tile.block_table[t / size] * layout.block_stride +
+                              (tile.kv_head * size + t % size) * layout.value_stride();
+          total += weights[static_cast<size_t>(t)] * element(values, layout.half, row + d);
         }
         tile.out[row * tile.out_stride + head * dim + d] = static_cast<float>(total / sum);
       }

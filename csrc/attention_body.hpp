@@ -215,8 +215,8 @@ NextKeys<Element> next_keys(const KvLayout& layout, const Element* keys, const A
   const int64_t step = NextKeys<Element>::kPerLine < size ? NextKeys<Element>::kPerLine : size;
   for (int64_t i = 0; begin + i * step < end; ++i) {
     const int64_t position = begin + i * step;
-    const int64_t head = tile->block_table[position / size] * layout.num_kv_heads + tile->kv_head;
-    next.groups[i] = keys + head * layout.head_dim * size + position % size;
+    const Element* block = keys + tile->block_table[position / size] * layout.block_stride;
+    next.groups[i] = block + tile->kv_head * layout.head_dim * size + position % size;
   }
   return next;
 }
@@ -232,9 +232,9 @@ struct Split {
     num_vectors = ((last < kAttentionSplit ? last : kAttentionSplit) + 15) / 16;
     for (int64_t v = 0; v < num_vectors; ++v) {
       const int64_t position = begin + v * 16;
-      const int64_t head = tile.block_table[position / size] * layout.num_kv_heads + tile.kv_head;
-      keys[v] = all_keys + head * layout.head_dim * size + position % size;
-      values[v] = all_values + (head * size + position % size) * layout.value_stride();
+      const int64_t block = tile.block_table[position / size] * layout.block_stride;
+      keys[v] = all_keys + block + tile.kv_head * layout.head_dim * size + position % size;
+      values[v] = all_values + block + (tile.kv_head * size + position % size) * layout.value_stride();
     }
   }
   int64_t num_keys(int64_t q) const {
@@ -339,8 +339,8 @@ void write_elements(const KvLayout& layout, Element* keys, Element* values, int6
                     const float* k, const float* v) {
   const int64_t dim = layout.head_dim, size = layout.block_size, stride = layout.value_stride();
   for (int64_t head = 0; head < layout.num_kv_heads; ++head) {
-    Element* key = keys + (block * layout.num_kv_heads + head) * dim * size + offset;
-    Element* value = values + ((block * layout.num_kv_heads + head) * size + offset) * stride;
+    Element* key = keys + block * layout.block_stride + head * dim * size + offset;
+    Element* value = values + block * layout.block_stride + (head * size + offset) * stride;
     for (int64_t d = 0; d < dim; d += 16) {
       const int64_t n = dim - d < 16 ? dim - d : 16;
       const float* x = k + head * dim + d;

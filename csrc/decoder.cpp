@@ -116,12 +116,16 @@ RequestState& Decoder::find(int64_t request_id) {
   return *found->second;
 }
 
-void Decoder::check_blocks(const int32_t* blocks, int64_t count) const {
+void Decoder::take_blocks(const int32_t* blocks, int64_t count) {
+  int32_t last = -1;
   for (int64_t i = 0; i < count; ++i) {
-    if (blocks[i] >= 0 && blocks[i] < config_.num_blocks) continue;
-    require(false, "block " + std::to_string(blocks[i]) + " is outside the pool of " +
-                       std::to_string(config_.num_blocks));
+    if (blocks[i] < 0 || blocks[i] >= config_.num_blocks) {
+      require(false, "block " + std::to_string(blocks[i]) + " is outside the pool of " +
+                         std::to_string(config_.num_blocks));
+    }
+    last = std::max(last, blocks[i]);
   }
+  if (last >= 0) cache_.reach(last);
 }
 
 void Decoder::admit(int64_t request_id, RequestState state) {
@@ -136,7 +140,7 @@ void Decoder::admit(int64_t request_id, RequestState state) {
     require(false, name + " has token " + std::to_string(id) + " of a vocabulary of " +
                        std::to_string(config_.vocab_size));
   }
-  check_blocks(state.block_table.data(), static_cast<int64_t>(state.block_table.size()));
+  take_blocks(state.block_table.data(), static_cast<int64_t>(state.block_table.size()));
   const SamplingSettings& sampling = state.sampling;
   for (const int32_t id : sampling.stop_ids) {
     require(id >= 0 && id < config_.num_valid_tokens, name + " has stop id " + std::to_string(id));
@@ -157,7 +161,7 @@ void Decoder::admit(int64_t request_id, RequestState state) {
 
 void Decoder::set_blocks(int64_t request_id, int64_t first_index, const int32_t* blocks, int64_t count) {
   RequestState& request = find(request_id);
-  check_blocks(blocks, count);
+  take_blocks(blocks, count);
   std::vector<int32_t>& table = request.block_table;
   require(first_index >= 0 && first_index <= static_cast<int64_t>(table.size()),
           "request " + std::to_string(request_id) + " has " + std::to_string(table.size()) +
@@ -265,7 +269,7 @@ void Decoder::add_tiles(const PlannedRow& row, int64_t from, int64_t to, int64_t
 }
 
 void Decoder::copy_blocks(const int32_t* copies, int64_t num_copies) {
-  check_blocks(copies, 2 * num_copies);
+  take_blocks(copies, 2 * num_copies);
   for (int64_t i = 0; i < num_copies; ++i) cache_.copy_block(copies[2 * i], copies[2 * i + 1]);
 }
 

@@ -133,7 +133,7 @@ class Decoder {
   };
 
   RequestState& find(int64_t request_id);
-  void check_blocks(const int32_t* blocks, int64_t count) const;
+  void take_blocks(const int32_t* blocks, int64_t count);
   void plan_rows(const StepRow* rows, int64_t num_rows, int64_t num_padded_rows);
   void check_row(const StepRow& row, const RequestState& request) const;
   void add_row(const StepRow& row, RequestState& request);

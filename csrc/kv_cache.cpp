@@ -11,6 +11,8 @@
 namespace everystop {
 namespace {
 
+constexpr size_t kLeadBytes = 64u << 20;  // a second of the quickest prefill fills less
+
 void check_layout(const KvLayout& layout, int64_t num_layers, int64_t num_blocks) {
   const int64_t size = layout.block_size;
   if (size < 16 || size > 256 || size % 16 != 0 || 256 % size != 0) {
@@ -26,34 +28,38 @@ void check_layout(const KvLayout& layout, int64_t num_layers, int64_t num_blocks
   }
 }
 
+uint8_t* reserve(size_t num_bytes) {
+  void* data =
+      mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+  madvise(data, num_bytes, MADV_HUGEPAGE);
+  return static_cast<uint8_t*>(data);
+}
+
+KvLayout checked(KvLayout layout, int64_t num_layers, int64_t num_blocks) {
+  check_layout(layout, num_layers, num_blocks);
+  layout.block_stride = num_layers * (layout.key_block_elements() + layout.value_block_elements());
+  return layout;
+}
+
 }  // namespace
 
 KvCache::KvCache(const KvLayout& layout, int64_t num_layers, int64_t num_blocks)
-    : layout_(layout), num_layers_(num_layers), num_blocks_(num_blocks) {
-  check_layout(layout, num_layers, num_blocks);
-  key_bytes_ = num_blocks * layout.key_block_elements() * layout.element_bytes();
-  layer_bytes_ = num_blocks * layout.bytes_per_layer_block();
-  total_bytes_ = static_cast<size_t>(num_layers * layer_bytes_);
-  void* data =
-      mmap(nullptr, total_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (data == MAP_FAILED) throw std::bad_alloc();
-  madvise(data, total_bytes_, MADV_HUGEPAGE);
-  data_ = static_cast<uint8_t*>(data);
-}
+    : layout_(checked(layout, num_layers, num_blocks)),
+      num_blocks_(num_blocks),
+      block_bytes_(layout_.block_stride * layout_.element_bytes()),
+      total_bytes_(static_cast<size_t>(num_blocks * block_bytes_)),
+      data_(reserve(total_bytes_)),
+      ahead_(data_, total_bytes_, kLeadBytes) {}
 
 KvCache::~KvCache() {
+  ahead_.stop();
   munmap(data_, total_bytes_);
 }
 
 void KvCache::copy_block(int64_t source, int64_t destination) {
-  const size_t key_bytes = static_cast<size_t>(layout_.key_block_elements() * layout_.element_bytes());
-  const size_t value_bytes = static_cast<size_t>(layout_.value_block_elements() * layout_.element_bytes());
-  for (int64_t layer = 0; layer < num_layers_; ++layer) {
-    auto* k = static_cast<uint8_t*>(keys(layer));
-    auto* v = static_cast<uint8_t*>(values(layer));
-    std::memcpy(k + destination * key_bytes, k + source * key_bytes, key_bytes);
-    std::memcpy(v + destination * value_bytes, v + source * value_bytes, value_bytes);
-  }
+  std::memcpy(data_ + destination * block_bytes_, data_ + source * block_bytes_,
+              static_cast<size_t>(block_bytes_));
 }
 
 }  // namespace everystop

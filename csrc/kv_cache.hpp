@@ -1,14 +1,17 @@
-// The paged KV cache of one model: for each layer a pool of blocks, each holding block_size tokens of one
-// request.
+// The paged KV cache of one model: a pool of blocks, each holding block_size tokens of one request in all
+// layers, so that a request takes no more pages of memory than it fills.
 //
-//   keys    [num_blocks][num_kv_heads][head_dim][block_size]       token-minor: 16 tokens' scores at a time
-//   values  [num_blocks][num_kv_heads][block_size][value_stride]   dim-minor, rows padded with zeros
+//   block   [num_layers] of keys, then values
+//   keys    [num_kv_heads][head_dim][block_size]       token-minor: 16 tokens' scores at a time
+//   values  [num_kv_heads][block_size][value_stride]   dim-minor, rows padded with zeros
 //
 // Example, block_size 32: position 70 of a request is token 6 of block block_table[2].
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "pages_ahead.hpp"
 
 namespace everystop {
 
@@ -21,7 +24,8 @@ struct KvLayout {
   int64_t num_kv_heads;
   int64_t head_dim;
   int64_t block_size;
-  bool half;  // elements are Half, else float
+  bool half;                 // elements are Half, else float
+  int64_t block_stride = 0;  // elements from a block to the next, of all layers; set by KvCache
 
   int64_t value_stride() const { return (head_dim + 15) / 16 * 16; }
   int64_t element_bytes() const { return half ? 2 : 4; }
@@ -34,7 +38,7 @@ struct KvLayout {
 
 class KvCache {
  public:
-  // Reserves the pool, zeroed; pages are taken from the system when first written. Throws
+  // Reserves the pool, zeroed; its pages are taken from the system ahead of their use. Throws
   // std::invalid_argument for a layout it cannot serve and std::bad_alloc when the system refuses the memory.
   KvCache(const KvLayout& layout, int64_t num_layers, int64_t num_blocks);
   ~KvCache();
@@ -43,20 +47,26 @@ class KvCache {
 
   const KvLayout& layout() const { return layout_; }
   int64_t num_blocks() const { return num_blocks_; }
-  void* keys(int64_t layer) const { return data_ + layer * layer_bytes_; }
-  void* values(int64_t layer) const { return data_ + layer * layer_bytes_ + key_bytes_; }
+  // Of block 0; the others lie block_stride apart.
+  void* keys(int64_t layer) const { return data_ + layer * layout_.bytes_per_layer_block(); }
+  void* values(int64_t layer) const {
+    return data_ + layer * layout_.bytes_per_layer_block() +
+           layout_.key_block_elements() * layout_.element_bytes();
+  }
+
+  // The blocks up to this one are about to be written.
+  void reach(int64_t block) { ahead_.reach(static_cast<size_t>((block + 1) * block_bytes_)); }
 
   // Copies keys and values of all layers from one block to another.
   void copy_block(int64_t source, int64_t destination);
 
  private:
   KvLayout layout_;
-  int64_t num_layers_;
   int64_t num_blocks_;
-  int64_t key_bytes_;    // of one layer, all blocks
-  int64_t layer_bytes_;  // keys and values of one layer
+  int64_t block_bytes_;
   size_t total_bytes_;
   uint8_t* data_;
+  PagesAhead ahead_;
 };
 
 }  // namespace everystop

@@ -197,6 +197,8 @@ def test_text_shows_durations_and_tenants(capsys: pytest.CaptureFixture[str]) ->
         (["--slo-itl-ms", "nan"], 2, "--slo-itl-ms is nan"),
         (["--format", "xml"], 2, "--format is 'xml'; choose one of azure, mooncake, sharegpt, tenant, own"),
         (["--replicas", "0"], 2, "--replicas is 0"),
+        (["--replicas", "5000"], 2, "--replicas is 5,000; at most 4,096"),
+        (["--num-blocks", "99999999"], 2, "--num-blocks is 99,999,999; at most 16,777,216"),
         (["--scale-lengths", "0"], 2, "--scale-lengths is 0"),
         (["--block-size", "20"], 2, "--block-size is 20"),
         (["--cost", "other.json"], 1, "no step times other.json"),
@@ -291,3 +293,27 @@ def test_replay_of_an_altered_record_ends_with_1(tmp_path: Path, capsys: pytest.
     assert "step 3 is the first that differs" in capsys.readouterr().out
     assert cli.main(["calibrate", "altered.gz"]) == 1
     assert "the plan of step 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["num_blocks", "block_size"])
+def test_a_header_that_describes_no_cache_is_one_sentence(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_workload(tmp_path / "run.gz")
+    header, *lines = gzip.decompress((tmp_path / "run.gz").read_bytes()).decode().splitlines()
+    table = json.loads(header)
+    table["kv"][name] = "many"
+    (tmp_path / "odd.gz").write_bytes(gzip.compress("\n".join([json.dumps(table), *lines]).encode()))
+    assert cli.main(["replay", "odd.gz"]) == 1
+    assert "odd.gz has a header that describes no KV cache" in capsys.readouterr().err
+
+
+def test_targets_of_a_trace_that_the_policy_does_not_know_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    request = {"arrival_ns": 0, "num_prompt_tokens": 8, "num_output_tokens": 2}
+    lines = [request | {"ttft_target_ms": 50}, request | {"itl_target_ms": 5}, request]
+    Path("targets.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    words = ["simulate", "--trace", "targets.jsonl", "--cost", "cost.json"]
+    assert cli.main([*words, "--policy", "fair"]) == 0
+    assert "2 requests came with targets, which the policy fair does not know" in capsys.readouterr().out
+    assert cli.main([*words, "--policy", "deadline"]) == 0
+    assert "came with targets" not in capsys.readouterr().out

@@ -74,14 +74,14 @@ def test_ranges_hold_wherever_parameters_come_from() -> None:
             object.__setattr__(params, name, beyond)
             with pytest.raises(RequestError, match=rf"^{name} is"):
                 check_params(params, VOCAB)
-            reader = PARAMETER_FIELDS.get(name)
-            if reader is not None and (name, bound) not in {
+            row = PARAMETER_FIELDS.get(name)
+            if row is not None and (name, bound) not in {
                 ("n", high),
                 ("top_k", low),
             }:  # the body's own limit, and -1
-                reader(name, bound)
+                row.read(name, bound)
                 with pytest.raises(RequestError, match=rf"^{name} is"):
-                    reader(name, beyond)
+                    row.read(name, beyond)
 
 
 def test_every_field_is_checked() -> None:

@@ -193,6 +193,14 @@ def test_choices_are_explained_each_and_the_headline_is_the_last_ones() -> None:
     assert len(whole.as_data()["choices"]) == 3
 
 
+def test_a_choice_of_the_same_request_is_no_stranger_and_not_itself() -> None:
+    run = Run(max_num_seqs=2, max_num_batched_tokens=32)
+    run.add(0, 20, 6, n=2)
+    run.finish()
+    names = {mate.id for step in run.explain(0).steps for mate in step.mates}
+    assert names == {"its sibling"}
+
+
 def test_one_who_may_not_see_others_learns_no_name() -> None:
     run = Run(max_num_seqs=2, max_num_batched_tokens=32)
     for i in range(70, 76):

@@ -64,6 +64,13 @@ def test_the_headline_has_three_figures_and_every_loss() -> None:
     assert not headline(two_policies(gap_s=0.005), "fast").losses
 
 
+def test_one_repeat_makes_no_loss_of_what_two_equal_runs_differ_by() -> None:
+    names = [gain.measure.name for gain in headline(two_policies(gap_s=0.0102, num=1), "fast").losses]
+    assert "itl_p99" not in names
+    names = [gain.measure.name for gain in headline(two_policies(gap_s=0.0108, num=1), "fast").losses]
+    assert "itl_p99" in names
+
+
 def test_a_policy_may_be_compared_with_any_other() -> None:
     back = headline(two_policies(), "slow", "fast")
     assert all(gain.is_loss for gain in back.figures)

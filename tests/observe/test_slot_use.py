@@ -145,6 +145,8 @@ def test_expected_occupancy_is_the_formula_of_batches_in_order_of_arrival() -> N
     assert expected_occupancy(Run(**{**_fields(made), "requests": late})) is None
     failed = (*lines[:-1], line(15, sent_s=0.0, error="refused", token_s=()))
     assert expected_occupancy(Run(**{**_fields(made), "requests": failed})) is None
+    timed = (line(0, num_output_tokens=20, scheduled_s=0.0, sent_s=0.0, token_s=(1.8,), end_s=2.0), *lines[1:])
+    assert expected_occupancy(Run(**{**_fields(made), "requests": timed})) is None
 
 
 def _fields(made: Run) -> dict[str, object]:

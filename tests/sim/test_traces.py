@@ -183,3 +183,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"--(scale-lengths|dilate-time|limit) is"):
         TraceOptions(**options)  # type: ignore[arg-type]
+
+
+def test_a_name_that_comes_twice_in_a_line_is_refused(tmp_path: Path) -> None:
+    line = '{"arrival_ns": 0, "num_prompt_tokens": 8, "num_output_tokens": 2, "num_prompt_tokens": 9}'
+    with pytest.raises(TraceError, match=r"trace:1: not JSON: the name 'num_prompt_tokens' comes twice"):
+        read(tmp_path / "trace", line, TraceOptions(format="own"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -273,3 +275,20 @@ def test_the_command_prints_and_writes_and_fails_where_a_request_failed(
     assert written["answers"] in printed
     with fake_server(lambda request: answer_of(text_event("a"))) as server:
         assert main(["--url", server.url, "--workload", str(path)]) == 1
+
+
+def test_ctrl_c_ends_a_load_without_a_traceback_of_the_event_loop(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def answer(request: dict[str, Any]) -> bytes:
+        os.kill(os.getpid(), signal.SIGINT)
+        return whole_answer(request)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(answer)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr().err == ""

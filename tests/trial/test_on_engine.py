@@ -14,10 +14,10 @@ from tests.trial.stand import make_engine, make_runner, stragglers
 
 from everystop.core.errors import EngineDead, RequestError
 from everystop.core.plan import StepPlan, StepResult
-from everystop.observe.comparison import Comparison, Run
+from everystop.observe.comparison import Comparison, RequestLine, Run
 from everystop.sim.workloads import Job, Workload
 from everystop.trial.on_engine import EngineRun, Sampling, check_workload
-from everystop.trial.repeats import compare, warm_up_workload
+from everystop.trial.repeats import WarmUpFailed, compare, warm_up_workload
 
 POLICIES = ("static", "static-padded", "continuous", "shortest")
 
@@ -180,6 +180,36 @@ def test_an_interrupted_comparison_keeps_the_runs_that_are_whole() -> None:
     assert [(run.policy, run.repeat) for run in comparison.runs] == [("static", 0), ("continuous", 0), ("static", 1)]
     assert not comparison.is_complete
     assert len(list(comparison.pairs("continuous", "static"))) == 1
+
+
+def test_a_warm_up_that_fails_whole_ends_the_comparison_before_it_begins() -> None:
+    played = []
+
+    def play_run(workload: Workload, policy: str, repeat: int, progress: Callable[[int, int], None]) -> Run:
+        played.append(policy)
+        lines = tuple(
+            RequestLine(
+                index=i,
+                group="",
+                num_prompt_tokens=1,
+                num_output_tokens=0,
+                scheduled_s=None,
+                sent_s=0.0,
+                token_s=(),
+                end_s=0.1,
+                error="HTTP 401: a valid API key is needed",
+                digest="",
+                request_id=None,
+            )
+            for i in range(len(workload.jobs))
+        )
+        return Run(
+            policy=policy, repeat=repeat, duration_s=0.1, requests=lines, start_ns=0, max_num_seqs=4, history=None
+        )
+
+    with pytest.raises(WarmUpFailed, match=r"all 3 requests of the warm-up failed.*HTTP 401"):
+        compare(stragglers(), ["server"], 5, play_run, Silent(), num_warm_up_jobs=3, settings={})
+    assert played == ["server"]
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -28,6 +28,8 @@ FURTHER = ("max_model_len",)  # of the model, as far as the scheduler cares
 WITHOUT = ("record", "record_prompts", "kv_cache_memory")  # of these groups, but of no meaning in virtual time
 NUM_CACHE_TOKENS = 524_288
 MAX_SLO_MS = 1_000_000_000
+MAX_REPLICAS = 4096
+MAX_BLOCKS = 2**24  # 537 million tokens in blocks of 32
 
 
 def add_parser(commands: Any) -> None:
@@ -181,6 +183,10 @@ def make_setup(config: Config, cost: StepCost, *, num_blocks: int | None = None,
 
     if num_blocks is None:
         num_blocks = NUM_CACHE_TOKENS // config.block_size
+    if num_blocks > MAX_BLOCKS:
+        raise ConfigError(f"--num-blocks is {num_blocks:,}; at most {MAX_BLOCKS:,} can be simulated")
+    if others.get("num_replicas", 1) > MAX_REPLICAS:
+        raise ConfigError(f"--replicas is {others['num_replicas']:,}; at most {MAX_REPLICAS:,} can be simulated")
     return Setup(
         limits=scheduler_limits(config, config.max_model_len or num_blocks * config.block_size),
         num_blocks=num_blocks,

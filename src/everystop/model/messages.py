@@ -15,6 +15,42 @@ MAX_PARTS = 1024  # text parts of one message
 MAX_TOOL_CALLS = 128  # of one message
 MAX_NAME_CHARS = 256
 
+_NAME_SCHEMA = {"type": ["string", "null"], "maxLength": MAX_NAME_CHARS}
+_PART_SCHEMA = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": {"type": "null"},
+}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}
+_CALLS_SCHEMA = {"type": "array", "items": {"type": "object"}}
+_MESSAGE_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "role": {"enum": list(ROLES)},
+        "content": {"anyOf": [_CONTENT_SCHEMA, {"type": "null"}]},
+        "name": _NAME_SCHEMA,
+        "tool_call_id": _NAME_SCHEMA,
+        "tool_calls": {"anyOf": [_CALLS_SCHEMA, {"type": "null"}]},
+        "annotations": {"enum": [[], None]},
+    },
+    "required": ["role"],
+    "additionalProperties": {"type": "null"},
+    "anyOf": [
+        {"properties": {"content": _CONTENT_SCHEMA}, "required": ["content"]},
+        {
+            "properties": {"role": {"const": "assistant"}, "tool_calls": {**_CALLS_SCHEMA, "minItems": 1}},
+            "required": ["role", "tool_calls"],
+        },
+    ],
+}
+MESSAGES_SCHEMA: dict[str, Any] = {  # what `read_messages` takes
+    "type": "array",
+    "items": _MESSAGE_SCHEMA,
+    "minItems": 1,
+    "maxItems": MAX_MESSAGES,
+}
+
 
 def read_messages(messages: Any, name: str = "messages") -> tuple[dict[str, Any], ...]:
     """The messages as a template gets them; what has been read once reads the same again.
@@ -77,7 +113,9 @@ def _read_part(part: Any, where: str) -> str:
     if kind != "text":
         raise UnsupportedField(where, f"{where} is of type {reprlib.repr(kind)}; only text parts are supported")
     text = part.get("text")
-    if set(part) != {"type", "text"} or not isinstance(text, str):
+    if any(value is not None and key not in ("type", "text") for key, value in part.items()) or not isinstance(
+        text, str
+    ):
         raise _wrong(where, part, '{"type": "text", "text": "…"} with a string')
     return text
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from everystop.core.durations import NS_PER_S
 from everystop.observe.history import History
-from everystop.observe.life import life_of
 from everystop.observe.live_request import LiveRequest
+from everystop.observe.main_cause import main_cause
 
 MAX_PENDING = 50
 PATIENCE_NS = NS_PER_S  # the end of the answer is waited for so long
@@ -55,9 +55,9 @@ class Blame:
         """False where nothing is known any more, or no time has passed."""
         if request.request_id not in self._history.trails:
             return False
-        causes = life_of(self._history, request.trail, now_ns).ns_by_cause()
-        request.blame = max(causes, key=causes.__getitem__).label if causes else None
-        return bool(causes)
+        cause = main_cause(self._history, request.trail, now_ns)
+        request.blame = None if cause is None else cause.label
+        return cause is not None
 
 
 def _took_ns(request: LiveRequest) -> int:

@@ -161,7 +161,7 @@ def _explain_one(
     client, finish, arrival = trail.client, trail.finish, trail.arrival
     state, sums = state_of(trail), life.ns_by_cause()
     first_ns = life.first_token_ns
-    steps, num_steps = _steps(life, name_of, max_mates)
+    steps, num_steps = _steps(life, told_as, max_mates)
     return Explanation(
         id=client.name if client is not None else name_of(trail.request_id) or number_name(trail.request_id),
         state=state,

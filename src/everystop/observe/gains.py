@@ -18,6 +18,8 @@ from everystop.observe.ratios import Ratio, paired_ratio
 HEADLINE = ("output_throughput", "ttft_p95", "e2e_p95")
 """The three figures that every comparison is summed up by."""
 MAX_GROUPS = 8
+SINGLE_RUN_NOISE = 0.05
+"""What a lone repeat must be worse by to be called a loss: two runs of the same thing differ by that much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,10 @@ class Gain:
 
     @property
     def is_loss(self) -> bool:
-        """Worse than the baseline, with the whole interval, or with the only value there is."""
-        return self.ratio is not None and (self.ratio.high or self.ratio.mean) < 1
+        """Worse than the baseline, with the whole interval; where one repeat gives none, by more than 5 %."""
+        if self.ratio is None:
+            return False
+        return self.ratio.is_below_one if self.ratio.high is not None else self.ratio.mean < 1 - SINGLE_RUN_NOISE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

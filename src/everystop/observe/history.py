@@ -260,6 +260,10 @@ class History:
         """Position in `steps` of the first step with that id or a later one."""
         return self.steps.position_of(step_id, _step_id)
 
+    def position_at(self, now_ns: int) -> int:
+        """Position in `steps` of the step that was running then, or was the next to: the first to come back later."""
+        return self.steps.position_of(now_ns, _now_ns)
+
     def steps_since_ns(self, now_ns: int) -> list[StepRecord]:
         """The remembered steps that came back at that time or later."""
         return self.steps.since(self.steps.position_of(now_ns, _now_ns))

@@ -115,13 +115,15 @@ def num_prompt_tokens(history: History, request_id: int) -> int:
 
 def expected_occupancy(run: Run) -> float | None:
     """U = Σ lengths / Σ over batches of (slots × longest): the share of slot-steps that decode when batches of as many
-    requests as there are slots run in order of arrival, prefill left aside. None unless all were sent before the first
-    token came and none failed.
+    requests as there are slots run in order of arrival, prefill left aside. None unless all were there at once, before
+    the first token came, without times of their own, and none failed.
 
     Example, 16 slots, 15 answers of 20 tokens and one of 1,000: 1,300 / 16,000 = 8.1 %.
     """
     lines = sorted(run.requests, key=lambda line: (line.sent_s, line.index))
     first_s = min((line.token_s[0] for line in lines if line.token_s), default=None)
     if first_s is None or run.max_num_seqs < 1 or len(run.good) < len(lines) or lines[-1].sent_s > first_s:
+        return None
+    if any(line.scheduled_s is not None for line in lines):
         return None
     return static_occupancy([line.num_output_tokens for line in lines], run.max_num_seqs)

@@ -1,10 +1,16 @@
-"""Readers of single JSON values: each returns the value, or raises RequestError with field, value and range."""
+"""Fields of a request's body: how each is read, its JSON schema, and what it does here; one row a field.
+
+A reader returns the value, or raises RequestError with field, value and range. Reader and schema are made together from
+the same bounds, so that they cannot disagree; the one difference is that 1.0 is no whole number to a reader.
+"""
 
 from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from everystop.core.errors import RequestError, UnsupportedField
@@ -13,6 +19,35 @@ Reader = Callable[[str, Any], Any]
 _MAX_ECHO = 60
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = _MAX_ECHO
+
+
+class Effect(StrEnum):
+    """What a known field does."""
+
+    HONOURED = "honoured"
+    NO_EFFECT = "accepted without effect"
+    NEUTRAL_ONLY = "neutral value only"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: `read(name, value)` gives the value that is used, `schema` says in JSON Schema what `read` takes.
+
+    The schema's `description` is the field's line in the documentation. null is not in the schema: it means absent.
+    """
+
+    read: Reader
+    schema: dict[str, Any]
+    effect: Effect = Effect.HONOURED
+
+    def described(self, text: str) -> Field:
+        """The same field with a line of documentation."""
+        return replace(self, schema={**self.schema, "description": text})
+
+    def then(self, change: Callable[[Any], Any]) -> Field:
+        """The same field, whose value is changed after it has been read."""
+        read = self.read
+        return replace(self, read=lambda name, value: change(read(name, value)))
 
 
 def echo(value: Any) -> str:
@@ -25,7 +60,7 @@ def wrong(name: str, value: Any, must: str) -> RequestError:
     return RequestError(f"{name} is {echo(value)}; it must be {must}", param=name, code="invalid_value")
 
 
-def number(low: float, high: float) -> Reader:
+def number(low: float, high: float) -> Field:
     """A finite number from `low` to `high`."""
     must = f"a number from {low:g} to {high:g}"
 
@@ -35,10 +70,10 @@ def number(low: float, high: float) -> Reader:
         assert math.isfinite(value)
         return float(value)
 
-    return read
+    return Field(read, {"type": "number", "minimum": low, "maximum": high})
 
 
-def integer(low: int, high: int) -> Reader:
+def integer(low: int, high: int) -> Field:
     """A whole number from `low` to `high`; true and 1.0 are not whole numbers."""
 
     def read(name: str, value: Any) -> int:
@@ -46,22 +81,26 @@ def integer(low: int, high: int) -> Reader:
             raise wrong(name, value, f"a whole number from {low} to {high}")
         return value
 
-    return read
+    return Field(read, {"type": "integer", "minimum": low, "maximum": high})
 
 
-def within(low: float, high: float) -> Reader:
+def within(low: float, high: float) -> Field:
     """A number between bounds; a whole number where the bounds are."""
     return integer(low, high) if isinstance(low, int) and isinstance(high, int) else number(low, high)
 
 
-def boolean(name: str, value: Any) -> bool:
+def boolean() -> Field:
     """true or false."""
-    if type(value) is not bool:
-        raise wrong(name, value, "true or false")
-    return value
+
+    def read(name: str, value: Any) -> bool:
+        if type(value) is not bool:
+            raise wrong(name, value, "true or false")
+        return value
+
+    return Field(read, {"type": "boolean"})
 
 
-def string(max_chars: int) -> Reader:
+def string(max_chars: int) -> Field:
     """A text of at most `max_chars` characters."""
 
     def read(name: str, value: Any) -> str:
@@ -71,42 +110,48 @@ def string(max_chars: int) -> Reader:
             raise RequestError(f"{name} has {len(value):,} characters; at most {max_chars:,} are taken", param=name)
         return value
 
-    return read
+    return Field(read, {"type": "string", "maxLength": max_chars})
 
 
-def anything(_name: str, value: Any) -> Any:
-    """For fields that are meant for others, or that change nothing here."""
-    return value
+def no_effect() -> Field:
+    """Any value: the field is meant for others, or changes nothing here."""
+    return Field(lambda name, value: value, {}, Effect.NO_EFFECT)
 
 
-def only(*allowed: Any, why: str) -> Reader:
+def only(*allowed: Any, why: str) -> Field:
     """A known field of which only its neutral values are served."""
 
     def read(name: str, value: Any) -> Any:
-        if not any(type(value) is type(neutral) and value == neutral for neutral in allowed):
+        if not any(_is_same(value, neutral) for neutral in allowed):
             raise UnsupportedField(name, f"{name} = {echo(value)} is not supported: {why}")
         return value
 
-    return read
+    return Field(read, {"enum": list(allowed), "description": why}, Effect.NEUTRAL_ONLY)
 
 
-def stop_strings(max_stops: int, max_chars: int) -> Reader:
+def _is_same(value: Any, neutral: Any) -> bool:
+    """Equal as JSON: 1 is 1.0, and true is not 1."""
+    return (type(value) is bool) == (type(neutral) is bool) and bool(value == neutral)
+
+
+def stop_strings(max_stops: int, max_chars: int) -> Field:
     """`stop`: one string or a list of them, none empty."""
-    read_one = string(max_chars)
+    one = string(max_chars)
 
     def read(name: str, value: Any) -> tuple[str, ...]:
         stops = [value] if type(value) is str else value
         if type(stops) is not list or len(stops) > max_stops:
             raise wrong(name, value, f"a string or a list of at most {max_stops} strings")
         for stop in stops:
-            if read_one(name, stop) == "":
+            if one.read(name, stop) == "":
                 raise wrong(name, value, "made of strings that are not empty")
         return tuple(stops)
 
-    return read
+    schema = {**one.schema, "minLength": 1}
+    return Field(read, {"anyOf": [schema, {"type": "array", "items": schema, "maxItems": max_stops}]})
 
 
-def token_ids(max_ids: int) -> Reader:
+def token_ids(max_ids: int) -> Field:
     """A list of whole numbers; whether they are in the vocabulary is checked later."""
 
     def read(name: str, value: Any) -> tuple[int, ...]:
@@ -114,12 +159,12 @@ def token_ids(max_ids: int) -> Reader:
             raise wrong(name, value, f"a list of at most {max_ids:,} token ids")
         return tuple(value)
 
-    return read
+    return Field(read, {"type": "array", "items": {"type": "integer"}, "maxItems": max_ids})
 
 
-def logit_bias(max_entries: int, max_bias: float) -> Reader:
+def logit_bias(max_entries: int, max_bias: float) -> Field:
     """`{"token id": bias}`, each bias from -max_bias to max_bias."""
-    read_bias = number(-max_bias, max_bias)
+    one = number(-max_bias, max_bias)
 
     def read(name: str, value: Any) -> tuple[tuple[int, float], ...]:
         if type(value) is not dict or len(value) > max_entries:
@@ -128,14 +173,26 @@ def logit_bias(max_entries: int, max_bias: float) -> Reader:
         for key, bias in value.items():
             if not (key.isascii() and key.isdecimal() and len(key) <= 10):
                 raise RequestError(f"{name} has the key {echo(key)}; keys must be token ids", param=name)
-            pairs[int(key)] = read_bias(f"{name}[{key}]", bias)
+            pairs[int(key)] = one.read(f"{name}[{key}]", bias)
         return tuple(sorted(pairs.items()))
 
-    return read
+    schema = {"type": "object", "maxProperties": max_entries, "propertyNames": {"pattern": "^[0-9]{1,10}$"}}
+    return Field(read, {**schema, "additionalProperties": one.schema})
 
 
-def read_fields(body: Mapping[str, Any], readers: Mapping[str, Reader], where: str = "") -> dict[str, Any]:
-    """The fields that are present and not null; raises for those that `readers` does not know.
+def table(rows: Mapping[str, Field]) -> Field:
+    """An object whose fields are read by `rows`."""
+
+    def read(name: str, value: Any) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise wrong(name, value, "an object")
+        return read_fields(value, rows, f"{name}.")
+
+    return Field(read, object_schema(rows))
+
+
+def read_fields(body: Mapping[str, Any], rows: Mapping[str, Field], where: str = "") -> dict[str, Any]:
+    """The fields that are present and not null; raises for those that `rows` does not know.
 
     `where` is put before the names in errors, such as "messages[3].".
     """
@@ -143,9 +200,22 @@ def read_fields(body: Mapping[str, Any], readers: Mapping[str, Reader], where: s
     for name, value in body.items():
         if value is None:
             continue
-        reader = readers.get(name)
-        if reader is None:
+        row = rows.get(name)
+        if row is None:
             path = where + name[:_MAX_ECHO]
             raise UnsupportedField(path, f"unknown field {path!r}; remove it")
-        values[name] = reader(where + name, value)
+        values[name] = row.read(where + name, value)
     return values
+
+
+def object_schema(rows: Mapping[str, Field], required: Sequence[str] = ()) -> dict[str, Any]:
+    """The JSON schema of the bodies that `read_fields` takes.
+
+    A field that is not `required` may be null, and so may one that nobody knows.
+    """
+    properties = {
+        name: row.schema if name in required or not row.schema else {"anyOf": [row.schema, {"type": "null"}]}
+        for name, row in rows.items()
+    }
+    schema = {"type": "object", "properties": properties, "additionalProperties": {"type": "null"}}
+    return schema | ({"required": list(required)} if required else {})

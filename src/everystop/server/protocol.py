@@ -11,10 +11,10 @@ import msgspec
 from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS, NS_PER_MS
 from everystop.core.errors import RequestError, UnsupportedField
 from everystop.core.request import SamplingParams
-from everystop.model.messages import read_messages
+from everystop.model.messages import MESSAGES_SCHEMA, read_messages
 from everystop.server import fields, json_shape
 from everystop.server.errors import ModelUnknown
-from everystop.server.fields import Reader, wrong
+from everystop.server.fields import Field, wrong
 
 MAX_N = 128
 MAX_PROMPTS = 1024
@@ -178,7 +178,7 @@ def _read_target(name: str, values: dict[str, Any], accepted: Accepted) -> int |
 
 def _read_user(values: dict[str, Any], accepted: Accepted) -> str:
     """The tenant's name where the server believes this field; else it is anything, and without effect."""
-    return fields.string(MAX_USER_CHARS)("user", values.get("user", "")) if accepted.names_tenants else ""
+    return fields.string(MAX_USER_CHARS).read("user", values.get("user", "")) if accepted.names_tenants else ""
 
 
 def _check_parameters(params: SamplingParams, accepted: Accepted) -> None:
@@ -231,53 +231,57 @@ def _read_prompt_ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _read_stream_options(name: str, value: Any) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise wrong(name, value, "an object")
-    return fields.read_fields(value, STREAM_OPTION_FIELDS, f"{name}.")
+_PROMPT_IDS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_PROMPT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        _PROMPT_IDS_SCHEMA,
+        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
+        {"type": "array", "items": _PROMPT_IDS_SCHEMA, "minItems": 1, "maxItems": MAX_PROMPTS},
+    ]
+}
 
-
-STREAM_OPTION_FIELDS: dict[str, Reader] = {
-    "include_usage": fields.boolean,
-    "include_progress": fields.boolean,
-    "include_obfuscation": fields.anything,
+STREAM_OPTION_FIELDS: dict[str, Field] = {
+    "include_usage": fields.boolean(),
+    "include_progress": fields.boolean(),
+    "include_obfuscation": fields.no_effect(),
     "continuous_usage_stats": fields.only(False, why="usage comes once, at the end"),
 }
 
-PARAMETER_FIELDS: dict[str, Reader] = {
+PARAMETER_FIELDS: dict[str, Field] = {
     "min_tokens": fields.within(*RANGES["min_tokens"]),
     "temperature": fields.within(*RANGES["temperature"]),
     "top_p": fields.within(*RANGES["top_p"]),
-    "top_k": lambda name, value: max(0, fields.within(-1, RANGES["top_k"][1])(name, value)),
+    "top_k": fields.within(-1, RANGES["top_k"][1]).then(lambda top_k: max(0, top_k)),
     "min_p": fields.within(*RANGES["min_p"]),
     "repetition_penalty": fields.within(*RANGES["repetition_penalty"]),
     "presence_penalty": fields.within(*RANGES["presence_penalty"]),
     "frequency_penalty": fields.within(*RANGES["frequency_penalty"]),
-    "seed": lambda name, value: fields.within(*RANGES["seed"])(name, value) % 2**63,
+    "seed": fields.within(*RANGES["seed"]).then(lambda seed: seed % 2**63),
     "n": fields.integer(1, MAX_N),
     "stop": fields.stop_strings(MAX_STOPS, MAX_STOP_CHARS),
     "stop_token_ids": fields.token_ids(1024),
-    "ignore_eos": fields.boolean,
+    "ignore_eos": fields.boolean(),
     "logit_bias": fields.logit_bias(1024, SamplingParams.MAX_BIAS),
-    "allowed_token_ids": lambda name, value: tuple(sorted(set(fields.token_ids(2**20)(name, value)))),
+    "allowed_token_ids": fields.token_ids(2**20).then(lambda ids: tuple(sorted(set(ids)))),
 }
 _GREEDY_OR_SAMPLED = "answers are sampled, or greedy at temperature 0"
-COMMON_FIELDS: dict[str, Reader] = PARAMETER_FIELDS | {
+COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
     "model": fields.string(1024),
     "max_tokens": fields.within(*RANGES["max_tokens"]),
-    "stream": fields.boolean,
-    "stream_options": _read_stream_options,
+    "stream": fields.boolean(),
+    "stream_options": fields.table(STREAM_OPTION_FIELDS),
     "cache_salt": fields.string(1024),
     "priority": fields.integer(-MAX_PRIORITY, MAX_PRIORITY),
     "ttft_target_ms": fields.number(MIN_TARGET_MS, MAX_TARGET_MS),
     "itl_target_ms": fields.number(MIN_TARGET_MS, MAX_TARGET_MS),
-    "user": fields.anything,
+    "user": fields.no_effect(),
     # without effect here
-    "metadata": fields.anything,
-    "store": fields.anything,
-    "safety_identifier": fields.anything,
-    "prompt_cache_key": fields.anything,
-    "prompt_cache_retention": fields.anything,
+    "metadata": fields.no_effect(),
+    "store": fields.no_effect(),
+    "safety_identifier": fields.no_effect(),
+    "prompt_cache_key": fields.no_effect(),
+    "prompt_cache_retention": fields.no_effect(),
     "service_tier": fields.only("auto", "default", why="there is one tier"),
     # neutral values alone
     "use_beam_search": fields.only(False, why=_GREEDY_OR_SAMPLED),
@@ -290,8 +294,8 @@ COMMON_FIELDS: dict[str, Reader] = PARAMETER_FIELDS | {
     "return_token_ids": fields.only(False, why="tokens are given as text and bytes"),
     "stream_interval": fields.only(1, why="each token is its own event"),
 }
-COMPLETION_FIELDS: dict[str, Reader] = COMMON_FIELDS | {
-    "prompt": _read_prompt,
+COMPLETION_FIELDS: dict[str, Field] = COMMON_FIELDS | {
+    "prompt": Field(_read_prompt, _PROMPT_SCHEMA),
     "logprobs": fields.integer(0, 5),
     "best_of": fields.integer(1, MAX_N),
     "echo": fields.only(False, why="prompts are not repeated"),
@@ -299,14 +303,14 @@ COMPLETION_FIELDS: dict[str, Reader] = COMMON_FIELDS | {
     "add_special_tokens": fields.only(True, why="text gets the model's special tokens; send token ids instead"),
     "response_format": fields.only({"type": "text"}, why="only plain text is generated"),
 }
-CHAT_FIELDS: dict[str, Reader] = COMMON_FIELDS | {
-    "messages": lambda name, value: read_messages(value, name),
+CHAT_FIELDS: dict[str, Field] = COMMON_FIELDS | {
+    "messages": Field(lambda name, value: read_messages(value, name), MESSAGES_SCHEMA),
     "max_completion_tokens": fields.within(*RANGES["max_tokens"]),
-    "logprobs": fields.boolean,
+    "logprobs": fields.boolean(),
     "top_logprobs": fields.within(*RANGES["logprobs"]),
     "tools": fields.only([], why="tools cannot be called"),
     "tool_choice": fields.only("none", "auto", why="tools cannot be called"),
-    "parallel_tool_calls": fields.boolean,
+    "parallel_tool_calls": fields.boolean(),
     "functions": fields.only([], why="tools cannot be called"),
     "function_call": fields.only("none", "auto", why="tools cannot be called"),
     "response_format": fields.only({"type": "text"}, why="only plain text is generated"),

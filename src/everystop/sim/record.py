@@ -114,9 +114,18 @@ class Record:
             raise ValueError(kind)
 
     def make_scheduler(self, policy: Policy | None = None, step_times: StepTimeModel | None = None) -> Scheduler:
-        """A scheduler as the recorded one was at its start, by default with its own policy and step times."""
+        """A scheduler as the recorded one was at its start, by default with its own policy and step times.
+
+        Raises RecordError for a header that describes none.
+        """
         policy = policy or make_policy(self.policy, self.policy_settings)
-        return Scheduler(self.limits, KVCache(**self.kv), policy, step_times or self.step_times)
+        try:
+            kv_cache = KVCache(**self.kv)
+        except (AssertionError, TypeError, ValueError) as error:
+            raise RecordError(
+                f"{self.path} has a header that describes no KV cache ({error}); record the run anew"
+            ) from error
+        return Scheduler(self.limits, kv_cache, policy, step_times or self.step_times)
 
     def make_request(self, call: list[Any], max_tokens: int | None) -> Request:
         """The request of an `add`, with filler for a prompt and the recorded keys."""

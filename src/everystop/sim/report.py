@@ -30,6 +30,7 @@ def describe_run(results: dict[str, Any]) -> str:
         f"{results['recomputed_share']:.2%} of computed tokens recomputed, "
         f"{results['prefix_hit_rate']:.1%} of prompt tokens from the prefix cache",
         *_promise_lines(results),
+        *_ignored_lines(results),
     ]
     for number, replica in enumerate(results["replicas"]):
         lines.append(f"replica {number}: {replica['num_requests']:,} requests, busy {replica['busy_share']:.1%}")
@@ -56,6 +57,13 @@ def _promise_lines(results: dict[str, Any]) -> list[str]:
             f"{fairness['window_s']:g} s: mean {fairness['mean']:.3f}, least {fairness['least']:.3f}"
         )
     return lines
+
+
+def _ignored_lines(results: dict[str, Any]) -> list[str]:
+    num, policy = results["num_targets_without_effect"], results["setup"]["policy"]
+    if not num:
+        return []
+    return [f"{several(num, 'request')} came with targets, which the policy {policy} does not know: no effect"]
 
 
 def several(num: int, what: str) -> str:

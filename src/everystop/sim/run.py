@@ -24,8 +24,14 @@ def run_trace(path: Path, options: TraceOptions, setup: Setup) -> dict[str, Any]
     if setup.max_tokens is None and path.is_file():
         longest = max((request.num_output_tokens for request in read_trace(path, options)), default=None)
         setup = replace(setup, max_tokens=longest)
-    results = Simulation(setup).run(read_trace(path, options))
-    return {"trace": {"file": path.name, **asdict(options)}, "setup": setup.as_data(), **results}
+    simulation = Simulation(setup)
+    results = simulation.run(read_trace(path, options))
+    return {
+        "trace": {"file": path.name, **asdict(options)},
+        "setup": setup.as_data(),
+        "num_targets_without_effect": simulation.num_targets_without_effect,
+        **results,
+    }
 
 
 def calibrate(path: Path, held_out: Path | None) -> CostModel:

@@ -199,6 +199,8 @@ class Simulation:
         self._fairness = FairnessIndex({name: share.weight for name, share in setup.shares.items()})
         self._border_ns = WINDOW_NS
         self._num_sent = [0] * setup.num_replicas
+        self._has_targets = make_policy(setup.policy, setup.policy_settings).has_targets
+        self.num_targets_without_effect = 0  # requests with targets that the policy does not know
         self._queue: list[tuple[int, int]] = []  # a heap of (when a replica is ready, its index), some outdated
 
     def run(self, trace: Iterable[TraceRequest]) -> dict[str, Any]:
@@ -212,6 +214,8 @@ class Simulation:
             keys = traced.block_keys(self.setup.block_size) if self.setup.enable_prefix_caching else []
             self._endings.expect(request_id, traced.num_prompt_tokens + traced.num_output_tokens)
             request = self._make_request(request_id, traced, keys)
+            if not self._has_targets and (traced.ttft_target_ns or traced.itl_target_ns):
+                self.num_targets_without_effect += 1
             self._send(self._router.take(request, self.replicas, now_ns), now_ns)
         self._advance(NEVER_NS)
         return self.results()

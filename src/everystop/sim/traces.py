@@ -196,12 +196,22 @@ def _json_rows(lines: Iterator[str], number: int, path: Path) -> Iterator[tuple[
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=_without_twins)
         except (ValueError, RecursionError) as error:
             raise TraceError(f"{path}:{at}: not JSON: {error}") from error
         if not isinstance(row, dict):
             raise TraceError(f"{path}:{at}: each line must be a JSON object")
         yield at, row
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object; raises ValueError where a name comes twice, since only one of the values could count."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twin = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twin!r} comes twice in one object; keep one of them")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,9 +75,31 @@ def _unwatched(num_over: int, num_all: int) -> None:
 def run_load(
     workload: Workload, target: Target, num_clients: int | None = None, progress: Progress = _unwatched
 ) -> Run:
-    """Send all jobs, wait for all ends; blocks. What went wrong stands in the records."""
+    """Send all jobs, wait for all ends; blocks. What went wrong stands in the records.
+
+    Ctrl-C ends the load and raises KeyboardInterrupt.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Load(workload, target, num_clients, progress).run())
+        run = runner.run(_unless_interrupted(Load(workload, target, num_clients, progress).run()))
+    if run is None:
+        raise KeyboardInterrupt
+    return run
+
+
+async def _unless_interrupted(load: Coroutine[Any, Any, Run]) -> Run | None:
+    """The run, or None after Ctrl-C: an exception out of a signal's handler would leave the event loop in pieces."""
+    task = asyncio.create_task(load)
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        return await task
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    try:
+        await asyncio.wait([task])
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
+    return None if task.cancelled() else task.result()
 
 
 class Load:

@@ -6,11 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from everystop.core.errors import EverystopError
 from everystop.observe.comparison import Comparison, Run
 from everystop.sim.workloads import Workload
 from everystop.trial.interrupts import noted_interrupts
 
 WARM_UP_TOKENS = 32
+
+
+class WarmUpFailed(EverystopError):
+    """Not one request of the warm-up was answered, so nothing can be measured."""
 
 
 class Play(Protocol):
@@ -52,7 +57,10 @@ def compare(
     num_warm_up_jobs: int,
     settings: Mapping[str, Any],
 ) -> Comparison:
-    """Warm up, then A B A B …; on Ctrl-C the runs that are whole, or KeyboardInterrupt again if there is none."""
+    """Warm up, then A B A B …; on Ctrl-C the runs that are whole, or KeyboardInterrupt again if there is none.
+
+    Raises WarmUpFailed.
+    """
     runs: list[Run] = []
     try:
         with noted_interrupts() as check:
@@ -62,7 +70,7 @@ def compare(
                 watcher.advance(num_over, num_all)
 
             watcher.begin(policies[-1], None)
-            play(warm_up_workload(workload, num_warm_up_jobs), policies[-1], 0, advance)
+            _check_answered(play(warm_up_workload(workload, num_warm_up_jobs), policies[-1], 0, advance))
             for repeat in range(num_repeats):
                 for policy in policies:
                     watcher.begin(policy, repeat)
@@ -78,3 +86,10 @@ def compare(
         settings=settings,
         num_repeats_asked=num_repeats,
     )
+
+
+def _check_answered(warm_up: Run) -> None:
+    """A wrong key, a wrong name of the model: what fails every request of the warm-up would fail every other one."""
+    errors = [line.error for line in warm_up.requests if line.error is not None]
+    if errors and len(errors) == len(warm_up.requests):
+        raise WarmUpFailed(f"all {len(errors)} requests of the warm-up failed, so nothing is measured: {errors[0]}")

@@ -8,6 +8,7 @@ import { byId, fillTable, keyOf, linked, make, requestLink, setText } from "./do
 
 const MAX_LATE = 100;
 const MAX_MATES = 30;
+const SIBLING = "its sibling"; // what a choice of the same request is called: it has no page of its own
 const ROOM = 0.06;
 
 /** @param {string} id @returns {HTMLTableElement} */
@@ -96,7 +97,7 @@ export function showMates({ steps }) {
   const rows = [...mates]
     .sort(([, one], [, other]) => other.prompt - one.prompt || other.steps - one.steps)
     .slice(0, MAX_MATES)
-    .map(([id, mate]) => [requestLink(id, id), count(mate.steps), count(mate.prompt)]);
+    .map(([id, mate]) => [id === SIBLING ? id : requestLink(id, id), count(mate.steps), count(mate.prompt)]);
   const columns = ["request", "steps shared", "prompt tokens in them"];
   fillTable(tableIn("mates-list"), "Who shared its steps", columns, rows, [1, 2]);
 }
