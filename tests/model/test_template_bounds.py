@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.model.vocabularies import byte_level_keys, write_vocabulary
 
-from everystop.core.errors import ChatTemplateError, UnsupportedModel
+from everystop.core.errors import ChatTemplateError, RequestError, UnsupportedModel
 from everystop.model import template_sandbox
 from everystop.model.chat_template import ChatTemplate
 from everystop.model.checkpoint import inspect_model
@@ -233,3 +233,12 @@ def test_what_real_templates_do_is_within_bounds(tokenizer: Tokenizer) -> None:
         '{\n  "a": [\n    1,\n    null\n  ]\n}'
         'looklook(at=["x"], n=1000000000000)TrueTrueTrue2'
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "bos_token", "eos_token", "raise_exception", "range", "namespace"]
+)
+def test_variables_take_the_place_of_nothing_that_the_server_sets(tokenizer: Tokenizer, name: str) -> None:
+    with pytest.raises(RequestError, match=f"'{name}', which is set by the server"):
+        render(tokenizer, "{{ messages }}", **{name: "x"})
+    assert render(tokenizer, "{{ style }}", style="x") == "x"

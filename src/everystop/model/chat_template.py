@@ -21,7 +21,13 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 
-from everystop.core.errors import ChatTemplateError, ChatTemplateMissing, ConfigError, UnsupportedModel
+from everystop.core.errors import (
+    ChatTemplateError,
+    ChatTemplateMissing,
+    ConfigError,
+    RequestError,
+    UnsupportedModel,
+)
 from everystop.model.checkpoint import Checkpoint
 from everystop.model.from_gguf import GgufCheckpoint
 from everystop.model.from_safetensors import read_json_object
@@ -29,6 +35,7 @@ from everystop.model.messages import ROLES, read_messages
 from everystop.model.template_sandbox import BoundedEnvironment
 from everystop.model.tokenizer import RenderedPrompt, Tokenizer
 
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 MAX_REASON_CHARS = 1000
 MAX_LAYOUT_CHARS = 200
 SHORT_CHARS, SLOW_NS = 8192, 20_000_000
@@ -74,7 +81,7 @@ class ChatTemplate:
         """The prompt for `messages`, read as `read_messages` says.
 
         Raises ChatTemplateMissing, ChatTemplateError with the template's own words where it refuses or fails, and
-        RequestError for messages that cannot be read.
+        RequestError for messages that cannot be read and for `variables` in the place of the server's own.
         """
         if self._template is None or self._environment is None:
             raise ChatTemplateMissing(
@@ -82,6 +89,7 @@ class ChatTemplate:
                 param="messages",
                 code="chat_template_missing",
             )
+        _check_names(variables or {}, self._environment)
         plain = read_messages(messages)
         guard, num_chars = _free_guard((plain, tools, variables))
         values = {
@@ -105,6 +113,14 @@ class ChatTemplate:
             is_short = num_chars < SHORT_CHARS
             self.is_slow |= is_short and time.thread_time_ns() - began_ns > SLOW_NS
         return RenderedPrompt(text=text, guard=guard)
+
+
+def _check_names(variables: Mapping[str, Any], environment: BoundedEnvironment) -> None:
+    """Raise RequestError for a variable in the place of one that is set here, such as the beginning of a text."""
+    for name in variables:
+        if name in RESERVED or name in environment.globals:
+            message = f"chat_template_kwargs has {name!r}, which is set by the server; leave it out"
+            raise RequestError(message, param="chat_template_kwargs")
 
 
 def _reason(error: Exception) -> str:

@@ -22,8 +22,8 @@ _PART_SCHEMA = {
     "required": ["type", "text"],
     "additionalProperties": {"type": "null"},
 }
-_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}
-_CALLS_SCHEMA = {"type": "array", "items": {"type": "object"}}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA, "maxItems": MAX_PARTS}]}
+_CALLS_SCHEMA = {"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOL_CALLS}
 _MESSAGE_SCHEMA = {
     "type": "object",
     "properties": {
