@@ -63,7 +63,7 @@ def test_bounds_are_those_of_the_code() -> None:
         f"{template_sandbox.MAX_SOURCE_CHARS // mib} MiB; {template_sandbox.MAX_RENDER_NS / 1e9:g} s",
         f"{template_sandbox.TEXT_CHARS // 10**6} million characters and {template_sandbox.TEXT_FACTOR} for each",
         f"in all {template_sandbox.ALL_CHARS // 10**6} million and {template_sandbox.ALL_FACTOR}",
-        f"{template_sandbox.MAX_NODES:,} and one for each",
+        f"{template_sandbox.MAX_NODES:,} and one for each {template_sandbox.CHARS_PER_NODE} characters",
         f"of the request; {template_sandbox.MAX_DEPTH}",
         f"{gguf.MAX_KEYS:,}; {gguf.MAX_TENSORS:,}; {gguf.MAX_VALUES:,}; {tokenizer_files.MAX_TOKEN_CHARS:,}",
         f"{safetensors.MAX_HEADER_BYTES // mib} MiB; {from_safetensors.MAX_JSON_BYTES // mib} MiB",

@@ -110,6 +110,9 @@ GROWTH = {
     "namespaces in namespaces": doubled("1", "namespace(a=ns.x, b=ns.x)", "ns.x"),
     "a namespace in itself": "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
     "bytes": "{{ (5).to_bytes(10**9, 'big') }}{{ 'x'.encode('utf-8') }}",
+    "a map of fields": doubled("'xx'", "'{a}{a}'.format_map({'a': ns.x})"),
+    "comments": "{{ ('<!-- -->' * 400000) | striptags }}",
+    "fields without ends": "{{ ('%(' * 2000000) % {} }}{{ ('{:' * 2000000).format(1) }}",
     "tabs": "{{ ('\t' * 100000).expandtabs(99999) }}",
     "a table of characters": "{{ 'xxxx'.translate({120: 'x' * 1000000}) }}",
     "a sum of lists": "{{ ([[1]] * 99999) | sum(start=[]) }}",
@@ -216,6 +219,7 @@ def test_what_real_templates_do_is_within_bounds(tokenizer: Tokenizer) -> None:
         "{%- for m in messages[::-1] %}{%- set ns.tools = ns.tools + [m.role] %}{%- endfor %}"
         "{%- set t = messages[0].content | trim %}{{ t.split('e')[-1].lstrip('l') ~ '|' }}"
         "{{ t[:2] }}{{ t.upper() }}{{ t | replace('l', 'L') }}{{ '%s-%d' % (t, 3) }}{{ '{}:{:.2f}'.format(t, 1.5) }}"
+        '{{ \'{{"n": {}}}\'.format(10**6) }}{{ \'{"a": {"b": "%s 123456"}}\' % t }}'
         "{{ [t, t] | join(', ') }}{{ ns.tools | length }}"
         "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}"
         "{{ messages | map(attribute='role') | join('/') }}{{ t.startswith('h') }}{{ ', '.join(['a', 'b']) }}"
@@ -229,7 +233,8 @@ def test_what_real_templates_do_is_within_bounds(tokenizer: Tokenizer) -> None:
     messages = [*USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
     text = render(tokenizer, source, messages)
     assert text == (
-        "o|heHELLOheLLohello-3hello:1.50hello, hello21user/assistantTruea, b  hello"
+        'o|heHELLOheLLohello-3hello:1.50{"n": 1000000}{"a": {"b": "hello 123456"}}'
+        "hello, hello21user/assistantTruea, b  hello"
         '{\n  "a": [\n    1,\n    null\n  ]\n}'
         'looklook(at=["x"], n=1000000000000)TrueTrueTrue2'
     )

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -33,19 +33,22 @@ MAX_SOURCE_CHARS = 1 << 20
 MAX_RENDER_NS = 2_000_000_000  # of the thread's processor time
 TEXT_CHARS, TEXT_FACTOR = 4_000_000, 4  # one text: so many characters, and so many more for each of the request's
 ALL_CHARS, ALL_FACTOR = 64_000_000, 32  # all texts that are made in one rendering
-MAX_NODES = 250_000  # and one more for each character of the request, for it may be split
+MAX_NODES, CHARS_PER_NODE = 250_000, 16  # and one more for so many characters of the request, for it may be split
 MAX_DEPTH = 100
 MAX_BITS = 4096
 MAX_NUMBER = 100_000  # for a width, a length or a count
 STEPS_BETWEEN_LOOKS, NODES_PER_STEP, CHARS_PER_STEP = 64, 8, 10_000
-_WIDTH_CHARS = 10_000
+MAX_LAYOUT_CHARS = 100_000
 _NODE_CHARS = 16  # quotes, commas and brackets
-_WIDE_FIELD = re.compile(r"\d{5,}|%[^a-zA-Z%]*\*|\{[^{}]*\{")
+# Fields of layouts that are too wide, or whose width is an argument; each pattern takes time linear in the layout.
+_WIDE = re.compile(r"%(?:\([^()]*\))?[-+ #0]*(?:\*|\d{5,}|\d*\.(?:\*|\d{5,}))")
+_BRACED, _NESTED, _WIDE_NUMBER = re.compile(r"\{[^{}]*\}"), re.compile(r"\{[^{}]*\{"), re.compile(r"\d{5,}")
+_LARGE_NUMBER = re.compile(r"\d{3,}")
 _CONTAINERS = (list, tuple, dict)
 _SCALARS = (int, float, type(None), jinja2.Undefined)
 _SIZED = frozenset(("batch", "center", "indent", "ljust", "rjust", "round", "slice", "truncate", "zfill"))
 _GATHERED = frozenset(("groupby", "join", "list", "max", "min", "sort", "sum", "unique"))
-_LEFT_OUT_FILTERS = ("pprint", "random", "urlize", "wordwrap", "xmlattr")
+_LEFT_OUT_FILTERS = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
 _METHODS: Mapping[type, frozenset[str]] = {
     str: frozenset({
         "capitalize", "casefold", "center", "count", "endswith", "find", "format", "index", "isalnum",
@@ -74,7 +77,7 @@ class _Budget:
     def __init__(self, num_chars: int) -> None:
         self.text_chars = TEXT_CHARS + TEXT_FACTOR * num_chars
         self._spare_chars = ALL_CHARS + ALL_FACTOR * num_chars
-        self._max_nodes = MAX_NODES + num_chars
+        self._max_nodes = MAX_NODES + num_chars // CHARS_PER_NODE
         self._num_steps, self._next_look = 0, STEPS_BETWEEN_LOOKS
         self._end_ns = time.thread_time_ns() + MAX_RENDER_NS
 
@@ -107,32 +110,33 @@ class _Budget:
             return len(value)
         if isinstance(value, _SCALARS):
             return _num_digits(value)
-        num_nodes, num_chars = 0, 0
+        num_nodes, num_chars = 1, 0
         waiting = [(value, 1)]
         while waiting:
             item, depth = waiting.pop()
-            num_nodes += 1
-            if isinstance(item, str):
-                num_chars += len(item)
-            elif isinstance(item, _SCALARS):
-                num_chars += _num_digits(item)
-            else:
-                children = _children(item)
-                if depth > MAX_DEPTH or num_nodes + len(waiting) + len(children) > self._max_nodes:
-                    raise TemplateLimit(f"it makes a list or mapping of too many values, or more than {MAX_DEPTH} deep")
-                waiting.extend((child, depth + 1) for child in children)
+            children = _children(item)
+            num_nodes += len(children)
+            if depth > MAX_DEPTH or num_nodes > self._max_nodes:
+                raise TemplateLimit(f"it makes a list or mapping of too many values, or more than {MAX_DEPTH} deep")
+            self.step(1 + len(children) // NODES_PER_STEP)
+            for child in children:
+                if isinstance(child, str):
+                    num_chars += len(child)
+                elif isinstance(child, _SCALARS):
+                    num_chars += _num_digits(child)
+                else:
+                    waiting.append((child, depth + 1))
         if num_chars > self.text_chars:
             raise TemplateLimit(f"it makes a list or mapping of more than {self.text_chars:,} characters")
-        self.step(1 + num_nodes // NODES_PER_STEP)
         return num_chars + num_nodes * _NODE_CHARS
 
 
-def _children(value: Any) -> list[Any]:
+def _children(value: Any) -> Sequence[Any]:
     """The values, and keys, in a container; raises TemplateLimit for what is none."""
+    if isinstance(value, (list, tuple)):
+        return value
     if isinstance(value, dict):
         return [*value, *value.values()]
-    if isinstance(value, (list, tuple)):
-        return list(value)
     raise TemplateLimit(f"it writes out, or puts into a list, what is no text, number or list: a {_kind(value)}")
 
 
@@ -284,7 +288,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             budget.measure((*args, *kwargs.values()))
         text = getattr(__obj, "__self__", None)
         name = getattr(__obj, "__name__", "")
-        if isinstance(text, str) or name == "format":
+        if isinstance(text, str) or name in ("format", "format_map"):
             _check_method(budget, name, getattr(getattr(__obj, "__wrapped__", None), "__self__", text), args, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
         if isinstance(result, str):
@@ -323,7 +327,7 @@ def _check_method(budget: _Budget, name: str, text: Any, args: tuple[Any, ...], 
         return
     if name in _SIZED:
         _check_numbers(args, kwargs)
-    elif name == "format":
+    elif name in ("format", "format_map"):
         _check_format(budget, text, "{", (*args, *kwargs.values()))
     elif name == "replace" and len(args) > 1:
         _check_replace(budget, text, args[0], args[1])
@@ -334,10 +338,19 @@ def _check_method(budget: _Budget, name: str, text: Any, args: tuple[Any, ...], 
 
 
 def _check_format(budget: _Budget, layout: str, mark: str, args: tuple[Any, ...]) -> None:
-    if _WIDE_FIELD.search(layout) is not None:
+    """A text with fields, `%s` or `{}`, each of which may be as long as the longest argument, or as wide as it says."""
+    if len(layout) > MAX_LAYOUT_CHARS:
+        raise TemplateLimit(f"it formats a layout of {len(layout):,} characters; at most {MAX_LAYOUT_CHARS:,} may be")
+    if mark == "%":
+        is_wide = _WIDE.search(layout) is not None
+    else:
+        layout = layout.replace("{{", "").replace("}}", "")
+        is_wide = any(map(_WIDE_NUMBER.search, _BRACED.findall(layout))) or _NESTED.search(layout) is not None
+    if is_wide:
         raise TemplateLimit("it formats a field that is too wide, or whose width is an argument")
+    width = 10_000 if _LARGE_NUMBER.search(layout) is not None else 100
     largest = max(map(budget.measure, args), default=0)
-    budget.take_text(len(layout) + layout.count(mark) * (largest + (_WIDTH_CHARS if mark + "1" in layout else 0)))
+    budget.take_text(len(layout) + layout.count(mark) * (largest + width))
 
 
 def _check_replace(budget: _Budget, text: str, old: Any, new: Any) -> None:
@@ -394,7 +407,7 @@ def _check_filter(budget: _Budget, name: str, given: list[Any], kwargs: Mapping[
         _check_json(budget, given, kwargs)
     elif name == "sum" and not isinstance(given[2] if len(given) > 2 else kwargs.get("start", 0), (int, float)):
         raise TemplateLimit("it adds up what is no number")
-    elif name in ("string", "e", "escape", "forceescape", "safe", "striptags", "urlencode"):
+    elif name in ("string", "e", "escape", "forceescape", "safe", "urlencode"):
         budget.take_text(budget.measure(value))
 
 
