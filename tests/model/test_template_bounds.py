@@ -61,7 +61,7 @@ GROWTH = {
     "a product": "{{ 'x' * 10**12 }}",
     "a product of a list": "{{ [1] * 10**10 }}",
     "a product that nobody prints": "{% set x = 'x' * 10**12 %}",
-    "a power": "{{ 10 ** 10 ** 8 }}",
+    "a power": "{{ 10 ** 100000000 }}",
     "powers of powers": doubled("7", "ns.x * ns.x"),
     "a sum of a text with itself": doubled("'x'", "ns.x + ns.x"),
     "a text joined to itself": doubled("'x'", "ns.x ~ ns.x"),
@@ -122,16 +122,17 @@ GROWTH = {
 
 
 @pytest.mark.parametrize("source", [*LOOPS.values(), *GROWTH.values()], ids=[*LOOPS, *GROWTH])
-def test_no_template_runs_away(tokenizer: Tokenizer, source: str) -> None:
+def test_no_template_runs_away(tokenizer: Tokenizer, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal, and where there is none because somebody found a way to do it in time, a text that is not large."""
+    monkeypatch.setattr(template_sandbox, "MAX_RENDER_NS", 200_000_000)
     began_s, before = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         text = render(tokenizer, source)
-    except ChatTemplateError as error:
+    except (ChatTemplateError, UnsupportedModel) as error:
         text = str(error)
     assert re.search(r"0x[0-9a-f]{4}", text[:2000]) is None
     assert len(text) <= template_sandbox.TEXT_CHARS + 100
-    assert time.thread_time() - began_s < 10
+    assert time.thread_time() - began_s < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024, "in KiB"
 
 
@@ -153,7 +154,7 @@ def test_an_ordinary_template_is_not_slow(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["{{ 'x' * 10**12 }}" * 2, "{{ 2 ** 10**12 }}", "{{ 'x' | center(10**12) }}",
+    ["{{ 'x' * 10**12 }}" * 2, "{{ 2 ** 1000000000000 }}", "{{ 'x' | center(10**12) }}",
      "{% if 'x' * 10**12 == 'y' %}{% endif %}", "{{ 'x' ~ 'x' * 10**11 }}", "{{ ('x' * 10**12)[0] }}"],
 )  # fmt: skip
 def test_nothing_is_worked_out_when_a_template_is_read(tokenizer: Tokenizer, source: str) -> None:
@@ -192,7 +193,7 @@ def test_a_template_too_long_or_deep_is_no_crash(tokenizer: Tokenizer, source: s
 def test_a_template_reaches_neither_python_nor_files_nor_addresses(tokenizer: Tokenizer, source: str) -> None:
     try:
         text = render(tokenizer, source)
-    except ChatTemplateError as error:
+    except (ChatTemplateError, UnsupportedModel) as error:
         text = str(error)
     assert re.search(r"0x[0-9a-f]{4}|<class|root:|/etc/passwd'? ", text) is None
     assert USER == [{"role": "user", "content": "hello"}]
@@ -245,5 +246,5 @@ def test_what_real_templates_do_is_within_bounds(tokenizer: Tokenizer) -> None:
 )
 def test_variables_take_the_place_of_nothing_that_the_server_sets(tokenizer: Tokenizer, name: str) -> None:
     with pytest.raises(RequestError, match=f"'{name}', which is set by the server"):
-        render(tokenizer, "{{ messages }}", **{name: "x"})
+        ChatTemplate("{{ messages }}", "test", tokenizer).render(USER, variables={name: "x"})
     assert render(tokenizer, "{{ style }}", style="x") == "x"

@@ -247,7 +247,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         budget.take_text(sum(map(budget.measure, items)))
         return "".join(map(str, items))
 
-    def concat(self, pieces: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, pieces: Iterable[str]) -> str:
         """What a template, a macro or a block has put out, as one text."""
         budget, kept, num_chars = self.budget, [], 0
         for piece in pieces:

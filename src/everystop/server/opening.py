@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -73,7 +74,7 @@ class Opening:
         self.config = config
         host = f"[{config.host}]" if ":" in config.host else config.host
         self.url = f"{'http' if config.ssl_certfile is None else 'https'}://{host}:{port}"
-        self.tls = server_context(config.ssl_certfile, config.ssl_keyfile) if config.ssl_keyfile else None
+        self.tls = _tls_of(config)
         self._read_keys()
         self._home = Home.from_environment()
         path = resolve_model(config.model, self._home)
@@ -183,6 +184,12 @@ class Opening:
             return "temperature 1, top_p 1 where a request is silent"
         named = ", ".join(f"{name} {value:g}" for name, value in values.items())
         return f"{named} where a request is silent (from {Path(self._defaults.source).name})"
+
+
+def _tls_of(config: Config) -> ssl.SSLContext | None:
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return None
+    return server_context(config.ssl_certfile, config.ssl_keyfile)
 
 
 def _target_text(config: Config) -> str:
