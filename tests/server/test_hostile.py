@@ -233,7 +233,7 @@ def test_the_server_is_as_it_was_after_all_of_it(target: ParrotServer) -> None:
     send_all(target)
     before = resident_bytes()
     send_all(target)
-    assert resident_bytes() - before < 96 * MIB, "the bodies of one round have 300 MiB"
+    assert resident_bytes() - before < 96 * MIB, "the bodies of one round have 180 MiB"
     wait_until(lambda: target.service.state.num_open == 0)
     assert target.num_free_blocks == target.num_blocks
     assert target.complete("still here")[1]["choices"][0]["text"] == "still here"
