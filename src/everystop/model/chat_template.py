@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,35 +18,61 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
-from everystop.core.errors import ChatTemplateError, ChatTemplateMissing, ConfigError, UnsupportedModel
+from everystop.core.errors import (
+    ChatTemplateError,
+    ChatTemplateMissing,
+    ConfigError,
+    RequestError,
+    UnsupportedField,
+    UnsupportedModel,
+)
 from everystop.model.checkpoint import Checkpoint
 from everystop.model.from_gguf import GgufCheckpoint
 from everystop.model.from_safetensors import read_json_object
 from everystop.model.messages import ROLES, read_messages
+from everystop.model.template_sandbox import BoundedEnvironment
 from everystop.model.tokenizer import RenderedPrompt, Tokenizer
 
+MAX_REASON_CHARS = 1000
+MAX_LAYOUT_CHARS = 200
+SHORT_CHARS, SLOW_NS = 8192, 20_000_000
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 # Non-characters: Unicode keeps them for a program's own use, so texts hold them by malice only.
 _GUARDS = [chr(code) for code in (*range(0xFDD0, 0xFDF0), *range(0xF0000, 0xFFFFE))]
+
+# What a template gets from here, and what a caller of `apply_chat_template` would set: never a client's.
+RESERVED = frozenset(
+    (
+        *("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"),
+        *("chat_template", "tokenize", "return_dict", "return_tensors", "tokenizer_kwargs"),
+    )
+)
 
 
 class ChatTemplate:
     """A compiled template, or the absence of one (`source` None), which only `render` reports.
 
-    `origin` says where it comes from. Raises UnsupportedModel where the template is no Jinja.
+    `origin` says where it comes from. `is_slow` tells that some rendering took longer than `SLOW_NS`, however little
+    text there was, so none should keep others waiting. Raises UnsupportedModel where the template is no Jinja.
     """
 
     def __init__(self, source: str | None, origin: str, tokenizer: Tokenizer) -> None:
         self.origin = origin
         self._bos_token, self._eos_token = tokenizer.bos_token, tokenizer.eos_token
         self._guarding = _Guarding(tokenizer.control_tokens)
+        self._source = source
+        self._variables: frozenset[str] | None = None
+        self._environment: BoundedEnvironment | None = None
         self._template: jinja2.Template | None = None
+        self.is_slow = False
         if source is not None:
             try:
-                self._template = _environment().from_string(source)
+                self._environment = _environment()
+                self._template = self._environment.compile_bounded(source)
             except jinja2.TemplateError as error:
                 raise UnsupportedModel(f"{origin}: the chat template is no valid Jinja: {error}") from error
 
@@ -54,46 +81,116 @@ class ChatTemplate:
         """Whether chat can be served."""
         return self._template is not None
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """What a client may set: the names that the template looks up, less those that it gets from here."""
+        if self._variables is None:
+            environment = _environment()
+            looked_up = jinja2.meta.find_undeclared_variables(environment.parse(self._source or ""))
+            self._variables = frozenset(looked_up - RESERVED - environment.globals.keys())
+        return self._variables
+
+    def check_variables(self, variables: Mapping[str, Any]) -> None:
+        """Raise UnsupportedField for one that the template does not look at, and would ignore."""
+        for name in variables:
+            if name not in self.variables:
+                known = ", ".join(sorted(self.variables)) or "none"
+                place = f"chat_template_kwargs.{name[:60]}"
+                raise UnsupportedField(place, f"{place} is no variable of this model's chat template; it has: {known}")
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
-        """The prompt for `messages`, read as `read_messages` says.
+        """The prompt for `messages`, read as `read_messages` says; it ends with the content of the last one where that
+        is to be continued.
 
         Raises ChatTemplateMissing, ChatTemplateError with the template's own words where it refuses or fails, and
-        RequestError for messages that cannot be read.
+        RequestError for messages that cannot be read or continued, and for `variables` in the place of the server's.
         """
-        if self._template is None:
+        if self._template is None or self._environment is None:
             raise ChatTemplateMissing(
                 "this model brings no chat template; start with --chat-template FILE, or use /v1/completions",
                 param="messages",
                 code="chat_template_missing",
             )
+        _check_names(variables or {}, self._environment)
         plain = read_messages(messages)
-        guard = _free_guard((plain, tools, variables))
+        guard, num_chars = _free_guard((plain, tools, variables))
+        guarded = self._guarding.guard(plain, guard)
+        mark = _free_guard((plain, tools, variables, guard))[0] if continue_final_message else ""
+        if continue_final_message:
+            _check_continuable(plain[-1], len(plain) - 1)
+            guarded[-1]["content"] += mark + " "
         values = {
             "bos_token": self._bos_token,
             "eos_token": self._eos_token,
             **self._guarding.guard(dict(variables or {}), guard),
-            "messages": self._guarding.guard(plain, guard),
+            "messages": guarded,
             "tools": self._guarding.guard(tools, guard),
             "add_generation_prompt": add_generation_prompt,
         }
-        return RenderedPrompt(text=_run(self._template, values), guard=guard)
+        began_ns = time.thread_time_ns()
+        try:
+            text = self._environment.run(self._template, values, num_chars)
+        except Exception as error:  # whatever a template does wrong is this request's failure alone
+            raise ChatTemplateError(
+                f"the chat template refused the messages: {_reason(error)}",
+                param="messages",
+                code="chat_template_error",
+            ) from error
+        finally:
+            is_short = num_chars < SHORT_CHARS
+            self.is_slow |= is_short and time.thread_time_ns() - began_ns > SLOW_NS
+        if continue_final_message:
+            text = _cut_at(mark, text, plain[-1]["content"])
+        return RenderedPrompt(text=text, guard=guard)
 
 
-def _run(template: jinja2.Template, values: Mapping[str, Any]) -> str:
-    try:
-        return template.render(values)
-    except Exception as error:  # whatever a template does wrong is this request's failure alone
-        reason = str(error) or type(error).__name__
+def _check_continuable(message: Mapping[str, Any], index: int) -> None:
+    """Raise RequestError for a last message that ends with something else than its content."""
+    if "tool_calls" in message:
+        raise RequestError(
+            "continue_final_message needs a last message that ends with its content, and this one has tool_calls",
+            param=f"messages[{index}].tool_calls",
+        )
+
+
+def _cut_at(mark: str, text: str, content: str) -> str:
+    """The text before the mark, which stood behind the last content with a blank after it.
+
+    Where the template has trimmed that blank, it would have trimmed those at the end of the content too.
+    """
+    before, found, after = text.rpartition(mark)
+    if not found:
         raise ChatTemplateError(
-            f"the chat template refused the messages: {reason}", param="messages", code="chat_template_error"
-        ) from error
+            "the chat template does not write the last message as it is, so it cannot be continued; "
+            "leave out continue_final_message",
+            param="continue_final_message",
+            code="chat_template_error",
+        )
+    if after.startswith(" ") or not content.strip():
+        return before
+    return before.removesuffix(content[len(content.rstrip()) :])
+
+
+def _check_names(variables: Mapping[str, Any], environment: BoundedEnvironment) -> None:
+    """Raise RequestError for a variable in the place of one that is set here, such as the beginning of a text."""
+    for name in variables:
+        if name in RESERVED or name in environment.globals:
+            message = f"chat_template_kwargs has {name!r}, which is set by the server; leave it out"
+            raise RequestError(message, param="chat_template_kwargs")
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in the template's own words, without addresses of objects that it may have printed."""
+    text = _ADDRESS.sub("0x…", str(error)) or type(error).__name__
+    return text if len(text) <= MAX_REASON_CHARS else text[:MAX_REASON_CHARS] + "…"
 
 
 def load_chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer, override: Path | None = None) -> ChatTemplate:
@@ -173,26 +270,26 @@ class _Guarding:
         return text
 
 
-def _free_guard(value: Any) -> str:
-    """A guard that occurs in no string of `value`."""
+def _free_guard(value: Any) -> tuple[str, int]:
+    """A guard that occurs in no string of `value`, and the characters of all its strings."""
     used: set[str] = set()
-    _collect_guards(value, used)
-    return next(guard for guard in _GUARDS if guard not in used)
+    num_chars = _collect_guards(value, used)
+    return next(guard for guard in _GUARDS if guard not in used), num_chars
 
 
 _GUARD_PATTERN = re.compile("[\ufdd0-\ufdef\U000f0000-\U000ffffd]")
 
 
-def _collect_guards(value: Any, used: set[str]) -> None:
+def _collect_guards(value: Any, used: set[str]) -> int:
+    """Add the guards in all strings of `value` to `used`, and return how many characters these have."""
     if isinstance(value, str):
         used.update(_GUARD_PATTERN.findall(value))
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            _collect_guards(key, used)
-            _collect_guards(item, used)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _collect_guards(item, used)
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_collect_guards(key, used) + _collect_guards(item, used) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(_collect_guards(item, used) for item in value)
+    return 0
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -206,9 +303,9 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+def _environment() -> BoundedEnvironment:
     """Jinja as transformers sets it up for chat templates (`chat_template_utils.py`), without access to Python."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
     )
     environment.filters["tojson"] = _to_json
@@ -233,4 +330,6 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(layout: str) -> str:
+    if len(layout) > MAX_LAYOUT_CHARS:
+        raise jinja2.TemplateError(f"the layout of a date has {len(layout):,} characters, not {MAX_LAYOUT_CHARS}")
     return datetime.now().strftime(layout)
