@@ -32,7 +32,7 @@ ADMIN = "soak-admin"
 KEYS = {"gold": "soak-gold-1", "silver": "soak-silver-1", "bronze": "soak-bronze-1"}
 MODEL_OPTIONS = (
     "--max-num-seqs", "12", "--max-num-batched-tokens", "128", "--max-model-len", "768", "--kv-cache-memory", "30MiB",
-    "--explain-history", "100",
+    "--admission", "greedy", "--explain-history", "100",
 )  # fmt: skip
 PARROT = (sys.executable, "-m", "tests.soak.parrot_process")
 WARM_UP_SHARE = 0.3
