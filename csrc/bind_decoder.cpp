@@ -178,6 +178,7 @@ SamplingSettings read_sampling(const nb::dict& d, int64_t num_valid_tokens) {
   for (const auto& [id, bias] : entry<std::vector<std::tuple<int32_t, float>>>(d, "logit_bias")) {
     s.logit_bias.emplace_back(id, bias);
   }
+  s.bad_words = entry<std::vector<std::vector<int32_t>>>(d, "bad_word_ids");
   if (!d["allowed_token_ids"].is_none()) {
     const auto ids = entry<Input<int32_t, 1>>(d, "allowed_token_ids");
     s.allowed.assign(static_cast<size_t>((num_valid_tokens + 31) / 32), 0);
@@ -196,6 +197,14 @@ SamplingSettings read_sampling(const nb::dict& d, int64_t num_valid_tokens) {
   return s;
 }
 
+// (logprob, rank, ((id, logprob), …))
+nb::tuple to_python(const TokenLogprobs& entry) {
+  nb::list top;
+  for (int i = 0; i < entry.num_top; ++i)
+    top.append(nb::make_tuple(entry.top_ids[i], entry.top_logprobs[i]));
+  return nb::make_tuple(entry.logprob, entry.rank, nb::tuple(top));
+}
+
 // A decoder that keeps its weight arrays alive.
 class PyDecoder {
  public:
@@ -212,6 +221,7 @@ class PyDecoder {
     state.token_ids.assign(token_ids.data(), token_ids.data() + token_ids.size());
     state.num_prompt_tokens = num_prompt_tokens;
     state.sampling = read_sampling(sampling, decoder_->config().num_valid_tokens);
+    state.num_prompt_logprobs = entry<int>(sampling, "num_prompt_logprobs");
     state.block_table.assign(block_table.data(), block_table.data() + block_table.size());
     decoder_->admit(request_id, std::move(state));
   }
@@ -222,16 +232,21 @@ class PyDecoder {
 
   void release(int64_t request_id) { decoder_->release(request_id); }
 
-  Output<int32_t, 1> step(Input<int64_t, 2> rows, Input<int32_t, 2> copies, int64_t num_padded_rows) {
+  Output<int32_t, 1> step(Input<int64_t, 2> rows, Input<int32_t, 2> copies, int64_t num_padded_rows,
+                          std::optional<Input<int64_t, 2>> prompts) {
     check_rows(rows);
     require(copies.shape(0) == 0 || copies.shape(1) == 2, "copies must be pairs (source, destination)");
     require(num_padded_rows >= 0 && num_padded_rows <= static_cast<int64_t>(rows.shape(0)),
             "too many padded rows");
     require(rows.shape(0) <= max_num_seqs_, "more rows than max_num_seqs");
+    require(!prompts || prompts->shape(1) == 3, "prompts must be triples (row, from, count)");
+    const auto* spans = prompts ? reinterpret_cast<const PromptLogits*>(prompts->data()) : nullptr;
+    const int64_t num_spans = prompts ? static_cast<int64_t>(prompts->shape(0)) : 0;
     auto [tokens, data] = make_array<int32_t, 1>({rows.shape(0)});
     const GilReleased released;
     decoder_->step(reinterpret_cast<const StepRow*>(rows.data()), static_cast<int64_t>(rows.shape(0)),
-                   copies.data(), static_cast<int64_t>(copies.shape(0)), num_padded_rows, data);
+                   copies.data(), static_cast<int64_t>(copies.shape(0)), num_padded_rows, spans, num_spans,
+                   data);
     return tokens;
   }
 
@@ -250,11 +265,14 @@ class PyDecoder {
   // (logprob, rank, [(id, logprob), …]) of the token that row r of the last step sampled.
   nb::tuple logprobs(int64_t row) const {
     require(row >= 0 && row < static_cast<int64_t>(max_num_seqs_), "no such row");
-    const TokenLogprobs& entry = decoder_->logprobs()[static_cast<size_t>(row)];
-    nb::list top;
-    for (int i = 0; i < entry.num_top; ++i)
-      top.append(nb::make_tuple(entry.top_ids[i], entry.top_logprobs[i]));
-    return nb::make_tuple(entry.logprob, entry.rank, nb::tuple(top));
+    return to_python(decoder_->logprobs()[static_cast<size_t>(row)]);
+  }
+
+  // The same for each prompt token that the last step scored, in order.
+  nb::list prompt_logprobs() const {
+    nb::list all;
+    for (const TokenLogprobs& entry : decoder_->prompt_logprobs()) all.append(to_python(entry));
+    return all;
   }
 
   int64_t sample_ns() const { return decoder_->sample_ns(); }
@@ -410,6 +428,10 @@ nb::tuple py_sample(Input<float, 1> logits, const nb::dict& sampling, Input<int3
   for (const int32_t id : settings.stop_ids) require(id >= 0 && id < n, "a stop id outside the vocabulary");
   for (const auto& bias : settings.logit_bias)
     require(bias.first >= 0 && bias.first < n, "a bias outside the vocabulary");
+  for (const std::vector<int32_t>& word : settings.bad_words) {
+    require(!word.empty(), "an empty bad word");
+    for (const int32_t id : word) require(id >= 0 && id < n, "a bad word outside the vocabulary");
+  }
   require(settings.num_logprobs <= kMaxLogprobs, "too many log-probabilities");
   require(num_prompt_tokens >= 0 && num_prompt_tokens <= history.num_tokens,
           "more prompt tokens than tokens");
@@ -418,10 +440,7 @@ nb::tuple py_sample(Input<float, 1> logits, const nb::dict& sampling, Input<int3
   auto entry = std::make_unique<TokenLogprobs>();
   const int32_t token = sample_token(logits.data(), n, settings, history, scratch, entry.get());
   if (settings.num_logprobs < 0 || token < 0) return nb::make_tuple(token, nb::none());
-  nb::list top;
-  for (int i = 0; i < entry->num_top; ++i)
-    top.append(nb::make_tuple(entry->top_ids[i], entry->top_logprobs[i]));
-  return nb::make_tuple(token, nb::make_tuple(entry->logprob, entry->rank, nb::tuple(top)));
+  return nb::make_tuple(token, to_python(*entry));
 }
 
 std::vector<uint32_t> py_philox(const std::vector<uint32_t>& counter, const std::vector<uint32_t>& key) {
@@ -444,9 +463,13 @@ void bind_decoder(nb::module_& m) {
            "Replaces or extends a request's block table from first_index on.")
       .def("release", &PyDecoder::release, "request_id"_a, "Forgets a request; unknown ids are ignored.")
       .def("step", &PyDecoder::step, "rows"_a.noconvert(), "copies"_a.noconvert(), "num_padded_rows"_a = 0,
+           "prompts"_a.noconvert() = nb::none(),
            "Runs one step over rows int64 [R, 5] after copies int32 [C, 2]; returns int32 [R]: the sampled "
-           "token, -1 for "
-           "none, -2 where the logits were not finite.")
+           "token, -1 for none, -2 where the logits were not finite. prompts int64 [P, 3], as (row, offset in "
+           "the row, count), are tokens behind which the prompt's next token is scored.")
+      .def("prompt_logprobs", &PyDecoder::prompt_logprobs,
+           "What the last step scored, in the order in which it was asked: [(logprob, rank, ((id, logprob), "
+           "...)), ...].")
       .def("logprobs", &PyDecoder::logprobs, "row"_a,
            "(logprob, rank, ((id, logprob), ...)) of the token that a row of the last step sampled.")
       .def("sample_ns", &PyDecoder::sample_ns, "Nanoseconds that the last step spent sampling.")

@@ -18,6 +18,9 @@ namespace {
 // Below this many float operations a team costs more than it saves.
 constexpr int64_t kSerialCost = 20000;
 
+// Logits of a prompt are computed so many tokens at a time at least.
+constexpr int64_t kLeastLogitsRows = 16;
+
 // With fewer attention tiles than this for each thread, their splits are shared out, as far as there is room.
 constexpr int64_t kFewTiles = 6;
 constexpr int64_t kMostPartials = 512;
@@ -76,7 +79,8 @@ Decoder::Decoder(DecoderConfig config, DecoderWeights weights)
       team_(config_.num_threads),
       cache_({config_.num_kv_heads, config_.head_dim, config_.block_size, config_.dtype == Dtype::int8},
              config_.num_layers, config_.num_blocks),
-      logits_stride_(round_up(config_.vocab_size, 16)) {
+      logits_stride_(round_up(config_.vocab_size, 16)),
+      logits_rows_(std::max(config_.max_num_seqs, std::min(kLeastLogitsRows, config_.max_num_batched_tokens))) {
   const DecoderConfig& c = config_;
   const int64_t t = c.max_num_batched_tokens;
   const int64_t widest = std::max({c.hidden_size, c.q_size(), c.intermediate_size});
@@ -85,7 +89,7 @@ Decoder::Decoder(DecoderConfig config, DecoderWeights weights)
   tiles_.reserve(static_cast<size_t>(t * c.num_kv_heads));
   last_tiles_.reserve(static_cast<size_t>(t * c.num_kv_heads));
   logits_tokens_.reserve(static_cast<size_t>(t));
-  sampled_rows_.reserve(static_cast<size_t>(c.max_num_seqs));
+  wanted_.reserve(static_cast<size_t>(t));
   logprobs_.resize(static_cast<size_t>(c.max_num_seqs));
   hidden_ = allocate<float>(t * c.hidden_size);
   normed_ = allocate<float>(t * c.hidden_size);
@@ -96,7 +100,7 @@ Decoder::Decoder(DecoderConfig config, DecoderWeights weights)
   activated_ = allocate<float>(t * c.intermediate_size);
   cosines_ = allocate<float>(t * c.head_dim / 2);
   sines_ = allocate<float>(t * c.head_dim / 2);
-  logits_ = allocate<float>(c.max_num_seqs * logits_stride_);
+  logits_ = allocate<float>(logits_rows_ * logits_stride_);
   activations_ = allocate<uint8_t>(static_cast<int64_t>(
       activation_bytes(c.dtype, std::max(t, c.max_num_seqs), round_up(widest, kGroupSize))));
   const int64_t attention_floats = attention_scratch_floats(cache_.layout(), c.num_heads / c.num_kv_heads);
@@ -135,10 +139,12 @@ void Decoder::admit(int64_t request_id, RequestState state) {
       state.num_prompt_tokens >= 1 && state.num_prompt_tokens <= static_cast<int64_t>(state.token_ids.size()),
       name + " has " + std::to_string(state.num_prompt_tokens) + " prompt tokens of " +
           std::to_string(state.token_ids.size()));
+  require(state.num_prompt_logprobs <= kMaxLogprobs,
+          name + " wants " + std::to_string(state.num_prompt_logprobs) + " log-probabilities a prompt token");
+  const int64_t vocab_size = state.num_prompt_logprobs < 0 ? config_.vocab_size : config_.num_valid_tokens;
   for (const int32_t id : state.token_ids) {
-    if (id >= 0 && id < config_.vocab_size) continue;
-    require(false, name + " has token " + std::to_string(id) + " of a vocabulary of " +
-                       std::to_string(config_.vocab_size));
+    if (id >= 0 && id < vocab_size) continue;
+    require(false, name + " has token " + std::to_string(id) + " of a vocabulary of " + std::to_string(vocab_size));
   }
   take_blocks(state.block_table.data(), static_cast<int64_t>(state.block_table.size()));
   const SamplingSettings& sampling = state.sampling;
@@ -148,6 +154,12 @@ void Decoder::admit(int64_t request_id, RequestState state) {
   for (const auto& [id, bias] : sampling.logit_bias) {
     require(id >= 0 && id < config_.num_valid_tokens && std::isfinite(bias),
             name + " has a logit bias for token " + std::to_string(id));
+  }
+  for (const std::vector<int32_t>& word : sampling.bad_words) {
+    require(!word.empty(), name + " has an empty bad word");
+    for (const int32_t id : word) {
+      require(id >= 0 && id < config_.num_valid_tokens, name + " has a bad word with token " + std::to_string(id));
+    }
   }
   require(sampling.allowed.empty() ||
               static_cast<int64_t>(sampling.allowed.size()) * 32 >= config_.num_valid_tokens,
@@ -216,6 +228,7 @@ void Decoder::plan_rows(const StepRow* rows, int64_t num_rows, int64_t num_padde
   tiles_.clear();
   last_tiles_.clear();
   logits_tokens_.clear();
+  wanted_.clear();
   num_tokens_ = 0;
   for (int64_t r = 0; r < num_rows; ++r) {
     StepRow row = rows[r];
@@ -241,11 +254,29 @@ void Decoder::add_row(const StepRow& row, RequestState& request) {
   num_tokens_ += row.num_tokens;
 }
 
-// Tokens of a row from offset `from` on whose logits are wanted: all that the last layer computes.
-void Decoder::want_logits(const PlannedRow& row, int64_t from) {
+// Tokens [from, to) of a row whose logits are wanted: all that the last layer computes. They are wanted in the
+// order in which they lie in the packed axis.
+void Decoder::want_logits(const PlannedRow& row, int64_t from, int64_t to) {
   const int64_t first = static_cast<int64_t>(logits_tokens_.size());
-  for (int64_t i = from; i < row.num_tokens; ++i) logits_tokens_.push_back(row.first_token + i);
-  add_tiles(row, from, row.num_tokens, first, last_tiles_);
+  for (int64_t i = from; i < to; ++i) logits_tokens_.push_back(row.first_token + i);
+  add_tiles(row, from, to, first, last_tiles_);
+}
+
+void Decoder::want_scores(const PromptLogits& prompt) {
+  const PlannedRow& row = rows_[static_cast<size_t>(prompt.row)];
+  int64_t score = static_cast<int64_t>(prompt_logprobs_.size());
+  prompt_logprobs_.resize(prompt_logprobs_.size() + static_cast<size_t>(prompt.count));
+  for (int64_t i = prompt.from; i < prompt.from + prompt.count; ++i) {
+    wanted_.push_back({prompt.row, row.start + i, score++});
+  }
+  want_logits(row, prompt.from, prompt.from + prompt.count);
+}
+
+// One token a row: its last.
+void Decoder::want_sample(int64_t row) {
+  const PlannedRow& planned = rows_[static_cast<size_t>(row)];
+  wanted_.push_back({row, planned.start + planned.num_tokens - 1, kSampled});
+  want_logits(planned, planned.num_tokens - 1, planned.num_tokens);
 }
 
 // Cuts tokens [from, to) of a row into attention tiles at fixed positions, so that no tile crosses a split.
@@ -468,13 +499,12 @@ void Decoder::compute_logits(int64_t first, int64_t count) {
 void Decoder::forward(const StepRow* rows, int64_t num_rows, float* logits) {
   plan_rows(rows, num_rows, 0);
   if (num_tokens_ == 0) return;
-  for (const PlannedRow& row : rows_) want_logits(row, row.logits_from);
+  for (const PlannedRow& row : rows_) want_logits(row, row.logits_from, row.num_tokens);
   last_note_ = profiling_ ? now_ns() : 0;
   run_layers();
   const int64_t total = static_cast<int64_t>(logits_tokens_.size()), n = config_.num_valid_tokens;
-  const int64_t batch = std::min(config_.max_num_seqs, config_.max_num_batched_tokens);
-  for (int64_t first = 0; first < total; first += batch) {
-    const int64_t count = std::min(batch, total - first);
+  for (int64_t first = 0; first < total; first += logits_rows_) {
+    const int64_t count = std::min(logits_rows_, total - first);
     compute_logits(first, count);
     for (int64_t i = 0; i < count; ++i) {
       std::memcpy(logits + (first + i) * n, logits_.get() + i * logits_stride_,
@@ -485,58 +515,103 @@ void Decoder::forward(const StepRow* rows, int64_t num_rows, float* logits) {
 
 // ---------------------------------------------------------------------------------------- step
 
-int32_t Decoder::sample_row(int64_t row, int64_t logits_row, int thread) {
+// Throws unless each of `prompts` asks for prompt tokens with a next one, of a request that wants them scored.
+void Decoder::check_prompts(const PromptLogits* prompts, int64_t num_prompts) const {
+  for (int64_t i = 0; i < num_prompts; ++i) {
+    const PromptLogits& p = prompts[i];
+    const bool is_row =
+        p.row >= 0 && p.row < static_cast<int64_t>(rows_.size()) && (i == 0 || prompts[i - 1].row < p.row);
+    if (!is_row) require(false, "prompts are scored in the order of their rows, once each");
+    const PlannedRow& row = rows_[static_cast<size_t>(p.row)];
+    const bool has_tokens = p.from >= 0 && p.count >= 1 && p.count <= row.num_tokens - p.from &&
+                            row.start + p.from + p.count < row.request->num_prompt_tokens;
+    if (has_tokens && row.request->num_prompt_logprobs >= 0) continue;
+    require(false, "row " + std::to_string(p.row) + " has no " + std::to_string(p.count) +
+                       " prompt tokens to score from offset " + std::to_string(p.from) + " on");
+  }
+}
+
+int32_t Decoder::sample_row(int64_t row, const float* logits, int thread) {
   const PlannedRow& planned = rows_[static_cast<size_t>(row)];
   const RequestState& request = *planned.request;
   const TokenHistory history{request.token_ids.data(), planned.start + planned.num_tokens,
                              request.num_prompt_tokens};
-  return sample_token(logits_.get() + logits_row * logits_stride_, config_.num_valid_tokens, request.sampling,
-                      history, sampling_scratch_[static_cast<size_t>(thread)],
-                      &logprobs_[static_cast<size_t>(row)]);
+  return sample_token(logits, config_.num_valid_tokens, request.sampling, history,
+                      sampling_scratch_[static_cast<size_t>(thread)], &logprobs_[static_cast<size_t>(row)]);
 }
 
-// Samples every row that ends with wanted logits and appends the tokens.
-void Decoder::sample(int64_t num_rows, int64_t num_padded_rows, int32_t* tokens) {
-  team_.run(static_cast<int64_t>(sampled_rows_.size()), [&](int64_t i, int thread) {
-    const int64_t row = sampled_rows_[static_cast<size_t>(i)];
-    tokens[row] = sample_row(row, i, thread);
+// False where the logits are not finite.
+bool Decoder::score(const Wanted& wanted, const float* logits) {
+  const RequestState& request = *rows_[static_cast<size_t>(wanted.row)].request;
+  return score_token(logits, config_.num_valid_tokens, request.token_ids[static_cast<size_t>(wanted.position + 1)],
+                     request.num_prompt_logprobs, &prompt_logprobs_[static_cast<size_t>(wanted.score)]);
+}
+
+// Samples and scores by the first `count` rows of logits_, which belong to wanted_ from `first` on. A score that
+// cannot be had keeps rank 0.
+void Decoder::use_logits(int64_t first, int64_t count, int32_t* tokens) {
+  team_.run(count, [&](int64_t i, int thread) {
+    const Wanted& wanted = wanted_[static_cast<size_t>(first + i)];
+    const float* logits = logits_.get() + i * logits_stride_;
+    if (wanted.score == kSampled) {
+      tokens[wanted.row] = sample_row(wanted.row, logits, thread);
+    } else {
+      score(wanted, logits);
+    }
   });
-  for (const int64_t row : sampled_rows_) {
-    PlannedRow& planned = rows_[static_cast<size_t>(row)];
-    if (row < num_rows - num_padded_rows) {
-      if (planned.request->failed) tokens[row] = kFailedToken;
-      if (tokens[row] == kFailedToken) planned.request->failed = true;
+}
+
+// Appends sampled tokens to what their requests know, and fails rows without a number.
+void Decoder::take_tokens(int64_t num_rows, int64_t num_padded_rows, int32_t* tokens) {
+  for (const Wanted& wanted : wanted_) {
+    PlannedRow& planned = rows_[static_cast<size_t>(wanted.row)];
+    int32_t& token = tokens[wanted.row];
+    if (wanted.score != kSampled && prompt_logprobs_[static_cast<size_t>(wanted.score)].rank == 0) {
+      token = kFailedToken;
+      planned.request->failed = true;
+    }
+    if (wanted.score != kSampled) continue;
+    if (wanted.row < num_rows - num_padded_rows) {
+      if (planned.request->failed) token = kFailedToken;
+      if (token == kFailedToken) planned.request->failed = true;
     }
     const int64_t end = planned.start + planned.num_tokens;
     if (end == static_cast<int64_t>(planned.request->token_ids.size())) {
-      planned.request->token_ids.push_back(std::max(tokens[row], 0));
+      planned.request->token_ids.push_back(std::max(token, 0));
     }
   }
-  note(&StepTimes::sample);
 }
 
 void Decoder::step(const StepRow* rows, int64_t num_rows, const int32_t* copies, int64_t num_copies,
-                   int64_t num_padded_rows, int32_t* tokens) {
+                   int64_t num_padded_rows, const PromptLogits* prompts, int64_t num_prompts, int32_t* tokens) {
   plan_rows(rows, num_rows, num_padded_rows);
+  check_prompts(prompts, num_prompts);
   copy_blocks(copies, num_copies);
   sample_ns_ = 0;
+  prompt_logprobs_.clear();
   if (num_tokens_ == 0) return;
-  sampled_rows_.clear();
   for (int64_t r = 0; r < num_rows; ++r) {
     const PlannedRow& row = rows_[static_cast<size_t>(r)];
     tokens[r] = kNoToken;
-    if (row.logits_from >= row.num_tokens) continue;
-    sampled_rows_.push_back(r);
-    want_logits(row, row.num_tokens - 1);  // one token a row
+    if (num_prompts > 0 && prompts->row == r) {
+      want_scores(*prompts++);
+      --num_prompts;
+    }
+    if (row.logits_from < row.num_tokens) want_sample(r);
   }
   times_ = {};
   last_note_ = profiling_ ? now_ns() : 0;
   run_layers();
-  if (sampled_rows_.empty()) return;
-  compute_logits(0, static_cast<int64_t>(logits_tokens_.size()));
-  const int64_t began = now_ns();
-  sample(num_rows, num_padded_rows, tokens);
-  sample_ns_ = now_ns() - began;
+  const int64_t total = static_cast<int64_t>(wanted_.size());
+  for (int64_t first = 0; first < total; first += logits_rows_) {
+    const int64_t count = std::min(logits_rows_, total - first);
+    compute_logits(first, count);
+    const int64_t began = now_ns();
+    use_logits(first, count, tokens);
+    sample_ns_ += now_ns() - began;
+    note(&StepTimes::sample);
+  }
+  take_tokens(num_rows, num_padded_rows, tokens);
 }
 
 }  // namespace everystop

@@ -1,7 +1,7 @@
 // One parametric decoder (RMSNorm, rotary attention with grouped KV heads, SiLU-gated MLP) over a paged KV
 // cache, and the state of every request on board. It runs a whole step in one call: block copies, embedding,
 // layers, logits, sampling. The tokens of all rows lie in one packed axis of T; nothing is padded and nothing
-// is allocated in a step.
+// is allocated in a step, but for the first one that scores a prompt.
 #pragma once
 
 #include <cstdint>
@@ -61,6 +61,7 @@ struct RequestState {
   std::vector<int32_t> token_ids;  // prompt, then output
   int64_t num_prompt_tokens = 0;
   SamplingSettings sampling;
+  int num_prompt_logprobs = -1;  // -1 none, 0 the prompt tokens' only, else also the best ones
   std::vector<int32_t> block_table;
   bool failed = false;  // a token could not be sampled; what follows is meaningless
 };
@@ -69,6 +70,12 @@ struct RequestState {
 // on.
 struct StepRow {
   int64_t request_id, start, num_tokens, num_draft, logits_from;
+};
+
+// Prompt tokens of a row whose logits are wanted, to score the token that comes next: `count` of them from
+// offset `from` inside the row on.
+struct PromptLogits {
+  int64_t row, from, count;
 };
 
 // Bugs that a kernel may be given on purpose, so that tests can show that they would be found.
@@ -97,10 +104,12 @@ class Decoder {
   // Copies blocks (source, destination), computes all rows, and samples where logits_from < num_tokens. Per
   // row: tokens[r] is the sampled id, kNoToken or kFailedToken; logprobs()[r] is filled where the request
   // asks. A sampled token becomes the request's next one, except in the last num_padded_rows rows, whose
-  // results are thrown away.
+  // results are thrown away. `prompts`, in the order of the rows, asks for scores: prompt_logprobs() has them, one
+  // after the other; a row of which one is not finite fails.
   void step(const StepRow* rows, int64_t num_rows, const int32_t* copies, int64_t num_copies,
-            int64_t num_padded_rows, int32_t* tokens);
+            int64_t num_padded_rows, const PromptLogits* prompts, int64_t num_prompts, int32_t* tokens);
   const std::vector<TokenLogprobs>& logprobs() const { return logprobs_; }
+  const std::vector<TokenLogprobs>& prompt_logprobs() const { return prompt_logprobs_; }
   // Nanoseconds that the last step spent sampling.
   int64_t sample_ns() const { return sample_ns_; }
 
@@ -115,6 +124,13 @@ class Decoder {
     int64_t start, num_tokens, logits_from;
     int64_t first_token;  // of the row, in the packed axis
   };
+  // What the logits of one token are for: to sample its row's next token, or to be entry `score` of
+  // prompt_logprobs_.
+  struct Wanted {
+    int64_t row, position;
+    int64_t score;  // kSampled where the row samples
+  };
+  static constexpr int64_t kSampled = -1;
   struct PlannedToken {
     const RequestState* request;
     int64_t position;
@@ -137,7 +153,9 @@ class Decoder {
   void plan_rows(const StepRow* rows, int64_t num_rows, int64_t num_padded_rows);
   void check_row(const StepRow& row, const RequestState& request) const;
   void add_row(const StepRow& row, RequestState& request);
-  void want_logits(const PlannedRow& row, int64_t from);
+  void want_logits(const PlannedRow& row, int64_t from, int64_t to);
+  void want_scores(const PromptLogits& prompt);
+  void want_sample(int64_t row);
   void add_tiles(const PlannedRow& row, int64_t from, int64_t to, int64_t out,
                  std::vector<AttentionTile>& tiles);
   void copy_blocks(const int32_t* copies, int64_t num_copies);
@@ -155,8 +173,11 @@ class Decoder {
   void project_quantized_over_batch(const Projection& p);
   void project_split_by_rows(const Projection& p);
   void compute_logits(int64_t first, int64_t count);
-  void sample(int64_t num_rows, int64_t num_padded_rows, int32_t* tokens);
-  int32_t sample_row(int64_t row, int64_t logits_row, int thread);
+  void check_prompts(const PromptLogits* prompts, int64_t num_prompts) const;
+  void use_logits(int64_t first, int64_t count, int32_t* tokens);
+  int32_t sample_row(int64_t row, const float* logits, int thread);
+  bool score(const Wanted& wanted, const float* logits);
+  void take_tokens(int64_t num_rows, int64_t num_padded_rows, int32_t* tokens);
   template <class F>
   void for_rows(int64_t num_rows, int64_t cost, F&& body);
   void note(int64_t StepTimes::* part);
@@ -168,14 +189,15 @@ class Decoder {
   KvCache cache_;
   std::unordered_map<int64_t, std::unique_ptr<RequestState>> requests_;
   int64_t logits_stride_;
+  int64_t logits_rows_;  // computed at once
 
   // Of the step that runs.
   std::vector<PlannedRow> rows_;
   std::vector<PlannedToken> tokens_;
   std::vector<AttentionTile> tiles_, last_tiles_;  // of the last layer, for wanted tokens only
   std::vector<int64_t> logits_tokens_;             // packed index of each token whose logits are wanted
-  std::vector<int64_t> sampled_rows_;
-  std::vector<TokenLogprobs> logprobs_;
+  std::vector<Wanted> wanted_;                     // what each of these logits is for
+  std::vector<TokenLogprobs> logprobs_, prompt_logprobs_;
   int64_t num_tokens_ = 0;
   int64_t num_live_ = 0;  // rows of hidden_ that are still computed
   int64_t sample_ns_ = 0;
@@ -196,7 +218,7 @@ class Decoder {
   Scratch<float> gate_up_;                         // [T, 2I]
   Scratch<float> activated_;                       // [T, I]
   Scratch<float> cosines_, sines_;                 // [T, head_dim / 2]
-  Scratch<float> logits_;                          // [max_num_seqs, logits_stride]
+  Scratch<float> logits_;                          // [logits_rows, logits_stride]
   Scratch<uint8_t> activations_;                   // bytes
   Scratch<float> partials_;                        // of attention splits
   std::vector<Scratch<float>> attention_scratch_;  // per thread

@@ -33,11 +33,50 @@ struct Before {
   bool operator()(int32_t a, int32_t b) const { return x[a] > x[b] || (x[a] == x[b] && a < b); }
 };
 
+// The ids of the best k of x[n], in no order: a heap whose root is the last of them; ids rise, so a tie with
+// the root never enters.
+void keep_best(const DecoderKernels& kernels, const float* x, int64_t n, int64_t k, int32_t* ids) {
+  const Before before{x};
+  for (int64_t i = 0; i < k; ++i) ids[i] = static_cast<int32_t>(i);
+  std::make_heap(ids, ids + k, before);
+  for (int64_t i = kernels.next_greater(x, k, n, x[ids[0]]); i < n;
+       i = kernels.next_greater(x, i + 1, n, x[ids[0]])) {
+    std::pop_heap(ids, ids + k, before);
+    ids[k - 1] = static_cast<int32_t>(i);
+    std::push_heap(ids, ids + k, before);
+  }
+}
+
+// Log-probabilities of a token and of the best k, of raw logits x[n] whose greatest is `top`.
+void fill_logprobs(const DecoderKernels& kernels, const float* x, int64_t n, float top, int32_t token,
+                   int64_t k, TokenLogprobs& out) {
+  const double sum = kernels.exp2_of(x, n, top, kLog2E, nullptr, nullptr);
+  const double log_sum = static_cast<double>(top) + std::log(sum);
+  const float logit = x[token];
+  out.logprob = static_cast<float>(static_cast<double>(logit) - log_sum);
+  int64_t rank = 1 + kernels.count_greater(x, n, logit);
+  for (int64_t i = kernels.index_of(x, n, logit); i < token; ++i) rank += x[i] == logit ? 1 : 0;
+  out.rank = static_cast<int32_t>(rank);
+  k = std::min<int64_t>({k, n, kMaxLogprobs});
+  out.num_top = static_cast<int>(k);
+  if (k == 0) return;
+  keep_best(kernels, x, n, k, out.top_ids);
+  std::sort(out.top_ids, out.top_ids + k, Before{x});
+  for (int64_t i = 0; i < k; ++i) {
+    out.top_logprobs[i] = static_cast<float>(static_cast<double>(x[out.top_ids[i]]) - log_sum);
+  }
+}
+
 }  // namespace
 
 bool SamplingSettings::changes_logits() const {
   return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f ||
-         !logit_bias.empty() || !allowed.empty() || (min_tokens > 0 && !stop_ids.empty());
+         !logit_bias.empty() || !allowed.empty() || !bad_words.empty() ||
+         (min_tokens > 0 && !stop_ids.empty());
+}
+
+bool TokenHistory::output_ends_with(const std::vector<int32_t>& word, int64_t count) const {
+  return num_output_tokens() >= count && std::equal(word.begin(), word.begin() + count, ids + num_tokens - count);
 }
 
 SamplingScratch::SamplingScratch(int64_t n)
@@ -68,7 +107,8 @@ class RowSampler {
     }
     const int32_t token =
         settings_.is_greedy() ? static_cast<int32_t>(kernels_.index_of(x_, n_, max_)) : draw();
-    if (logprobs != nullptr && settings_.num_logprobs >= 0) fill_logprobs(token, *logprobs);
+    if (logprobs != nullptr && settings_.num_logprobs >= 0)
+      fill_logprobs(kernels_, raw_, n_, raw_max_, token, settings_.num_logprobs, *logprobs);
     return token;
   }
 
@@ -82,6 +122,9 @@ class RowSampler {
     if (settings_.repetition_penalty != 1.0f) penalize_repetition(x);
     if (settings_.presence_penalty != 0.0f || settings_.frequency_penalty != 0.0f) penalize_frequency(x);
     if (!settings_.allowed.empty()) forbid_others(x);
+    for (const auto& word : settings_.bad_words) {
+      if (history_.output_ends_with(word, static_cast<int64_t>(word.size()) - 1)) x[word.back()] = -INFINITY;
+    }
     if (history_.num_output_tokens() < settings_.min_tokens) {
       for (const int32_t id : settings_.stop_ids) x[id] = -INFINITY;
     }
@@ -154,7 +197,7 @@ class RowSampler {
 
   // The best k tokens as candidates, in no order; returns their number.
   int64_t gather_best(int64_t k) {
-    keep_best(x_, n_, k, scratch_.candidate_ids.data());
+    keep_best(kernels_, x_, n_, k, scratch_.candidate_ids.data());
     return k;
   }
 
@@ -342,41 +385,6 @@ class RowSampler {
 
   bool bin_is_empty(int bin) const { return scratch_.bin_counts[static_cast<size_t>(bin)] == 0; }
 
-  void fill_logprobs(int32_t token, TokenLogprobs& out) {
-    const double sum = kernels_.exp2_of(raw_, n_, raw_max_, kLog2E, nullptr, nullptr);
-    const double log_sum = static_cast<double>(raw_max_) + std::log(sum);
-    const float logit = raw_[token];
-    out.logprob = static_cast<float>(static_cast<double>(logit) - log_sum);
-    int64_t rank = 1 + kernels_.count_greater(raw_, n_, logit);
-    for (int64_t i = kernels_.index_of(raw_, n_, logit); i < token; ++i) rank += raw_[i] == logit ? 1 : 0;
-    out.rank = static_cast<int32_t>(rank);
-    fill_top(std::min<int64_t>({settings_.num_logprobs, n_, kMaxLogprobs}), log_sum, out);
-  }
-
-  void fill_top(int64_t k, double log_sum, TokenLogprobs& out) {
-    out.num_top = static_cast<int>(k);
-    if (k == 0) return;
-    keep_best(raw_, n_, k, out.top_ids);
-    std::sort(out.top_ids, out.top_ids + k, Before{raw_});
-    for (int64_t i = 0; i < k; ++i) {
-      out.top_logprobs[i] = static_cast<float>(static_cast<double>(raw_[out.top_ids[i]]) - log_sum);
-    }
-  }
-
-  // The ids of the best k of x[n], in no order: a heap whose root is the last of them; ids rise, so a tie
-  // with the root never enters.
-  void keep_best(const float* x, int64_t n, int64_t k, int32_t* ids) const {
-    const Before before{x};
-    for (int64_t i = 0; i < k; ++i) ids[i] = static_cast<int32_t>(i);
-    std::make_heap(ids, ids + k, before);
-    for (int64_t i = kernels_.next_greater(x, k, n, x[ids[0]]); i < n;
-         i = kernels_.next_greater(x, i + 1, n, x[ids[0]])) {
-      std::pop_heap(ids, ids + k, before);
-      ids[k - 1] = static_cast<int32_t>(i);
-      std::push_heap(ids, ids + k, before);
-    }
-  }
-
   const DecoderKernels& kernels_ = decoder_kernels();
   const float* raw_;
   const float* x_;  // raw_, or the changed copy
@@ -391,6 +399,14 @@ class RowSampler {
 int32_t sample_token(const float* logits, int64_t n, const SamplingSettings& settings,
                      const TokenHistory& history, SamplingScratch& scratch, TokenLogprobs* logprobs) {
   return RowSampler(logits, n, settings, history, scratch).sample(logprobs);
+}
+
+bool score_token(const float* logits, int64_t n, int32_t token, int num_top, TokenLogprobs* logprobs) {
+  const DecoderKernels& kernels = decoder_kernels();
+  bool finite = false;
+  const float top = kernels.max_of(logits, n, &finite);
+  if (finite) fill_logprobs(kernels, logits, n, top, token, num_top, *logprobs);
+  return finite;
 }
 
 }  // namespace everystop

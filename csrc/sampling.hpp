@@ -1,7 +1,7 @@
 // Choosing one token from a row of logits, by one request's own settings and history.
 //
 // Order: logit bias, repetition penalty (prompt and output), presence and frequency penalties (output only),
-// masks (allowed ids, stop ids before min_tokens), then greedy, or temperature, top-k, top-p, min-p and one
+// masks (allowed ids, bad words, stop ids before min_tokens), then greedy, or temperature, top-k, top-p, min-p and one
 // draw. All filters cut the order "logit descending, id ascending"; ties go to the lowest id.
 // Log-probabilities are those of the raw logits. Everything here is a function of the row, the settings and
 // the tokens before it.
@@ -34,6 +34,8 @@ struct SamplingSettings {
   std::vector<int32_t> stop_ids;
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::vector<uint32_t> allowed;  // bit i % 32 of word i / 32; empty allows all
+  // Sequences that must not come about in the output: the last token is masked behind the others.
+  std::vector<std::vector<int32_t>> bad_words;
 
   bool is_greedy() const { return temperature < kGreedyTemperature; }
   bool changes_logits() const;
@@ -46,9 +48,11 @@ struct TokenHistory {
   int64_t num_prompt_tokens;
 
   int64_t num_output_tokens() const { return num_tokens - num_prompt_tokens; }
+  // The output ends with the first `count` of these ids.
+  bool output_ends_with(const std::vector<int32_t>& word, int64_t count) const;
 };
 
-// Log-probabilities of one sampled token; `rank` is 1 for the first in the order "logit descending, id
+// Log-probabilities of one token, sampled or given; `rank` is 1 for the first in the order "logit descending, id
 // ascending".
 struct TokenLogprobs {
   float logprob = 0.0f;
@@ -78,6 +82,10 @@ class SamplingScratch {
 // nothing.
 int32_t sample_token(const float* logits, int64_t n, const SamplingSettings& settings,
                      const TokenHistory& history, SamplingScratch& scratch, TokenLogprobs* logprobs);
+
+// Log-probabilities of `token`, and of the `num_top` best ones, after logits[n]; false where they are not
+// finite. The same bits as those of a sampled token.
+bool score_token(const float* logits, int64_t n, int32_t token, int num_top, TokenLogprobs* logprobs);
 
 // The slow, obvious version: sorts the whole vocabulary and sums in double.
 int32_t sample_token_naive(const float* logits, int64_t n, const SamplingSettings& settings,

@@ -39,6 +39,15 @@ ALLOWED = {
     },
     "everystop.machine": set(),
     "everystop.keys": {ERRORS},
+    # Looks at all that a server needs, so it knows of each part that has needs of its own.
+    "everystop.checkup": {
+        "everystop.config",
+        "everystop.machine",
+        "everystop.model",
+        "everystop.server.listener",
+        NATIVE,
+        ERRORS,
+    },
     "everystop.tenants": {ERRORS, DURATIONS, KEYS},
     "everystop.core": set(),
     "everystop.observe": {
@@ -126,6 +135,7 @@ ALLOWED = {
     },
     "everystop.server": {
         "everystop.engine",
+        "everystop.model.bad_words",
         "everystop.model.messages",
         "everystop.model.tokenizer",
         "everystop.observe",
@@ -133,6 +143,7 @@ ALLOWED = {
         "everystop.tenants",
         "everystop.core.events",
         KEYS,
+        "everystop.core.fitting",
         LOGPROBS,
         PARAMS,
         ERRORS,
@@ -191,6 +202,7 @@ ALLOWED = {
     },
     "everystop.trial.traced": {"everystop.sim.traces", "everystop.sim.workloads", DURATIONS},
     "everystop.cli": {
+        "everystop.checkup",
         "everystop.core.policy:POLICIES",
         "everystop.core.policy:honouring",
         "everystop.claims",

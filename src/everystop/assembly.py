@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from everystop.core.policy import make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
-from everystop.engine.engine import Engine, TextDecoder
+from everystop.engine.engine import Engine, MakeTextDecoder
 from everystop.machine import allowed_memory_bytes, default_num_threads
 from everystop.model.spec import DecoderSpec
 from everystop.model.weights import LoadedModel
@@ -163,7 +163,7 @@ def build_engine(
     *,
     eos_token_ids: Sequence[int],
     num_valid_tokens: int,
-    make_text_decoder: Callable[[], TextDecoder],
+    make_text_decoder: MakeTextDecoder,
 ) -> tuple[Engine, Capacity, Recorder | None]:
     """Runner, scheduler and engine over loaded weights, and the recorder if there is to be a record; the engine is not
     started, and closes the record when it stops.

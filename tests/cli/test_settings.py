@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from everystop.cli import settings
-from everystop.config import GROUPS, Config
+from everystop.config import GROUPS, Config, parse_bytes
 from everystop.core.errors import ConfigError
 from everystop.keys import KeyHash, hash_key
 
@@ -80,7 +81,9 @@ def test_environment_holds_lists_and_truth_values() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("prot = 1", ["'prot'", "serve --help"]),
+        ("prot = 1", ["'prot'", "is it port?", "serve --help"]),
+        ("max_num_seq = 1", ["is it max-num-seqs?"]),
+        ("log-formats = 'json'", ["is it log-format?"]),
         ('port = "x"', ["port in", "'x'", "a whole number"]),
         ("port = 1.5", ["port in", "1.5", "a whole number"]),
         ("port = true", ["port in", "True", "a whole number"]),
@@ -105,6 +108,52 @@ def test_option_that_a_file_sets_twice_is_refused(tmp_path: Path) -> None:
     file.write_text("max-num-seqs = 5\nmax_num_seqs = 6\n")
     with pytest.raises(ConfigError, match="max-num-seqs twice"):
         config("--config", str(file))
+
+
+def test_names_of_the_model_are_collected_in_order() -> None:
+    made = config("--served-model-name", "a", "--served-model-name", "b")
+    assert made.served_model_name == ("a", "b")
+    assert made == config(EVERYSTOP_SERVED_MODEL_NAME="a, b")
+
+
+@pytest.mark.parametrize("words", [["--host", "127.0.0.1"], ["--port", "8000"], ["--port", "9"]])
+def test_a_path_and_an_address_are_two_places(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"--uds and {words[0]}"):
+        config("--uds", "/run/s", *words)
+    with pytest.raises(ConfigError, match="--uds and --port"):
+        config("--uds", "/run/s", EVERYSTOP_PORT="8000")
+    assert config("--uds", "/run/s").uds == "/run/s"
+
+
+def test_every_setting_can_come_from_each_source(tmp_path: Path) -> None:
+    """A flag, a variable and a line of the file for each field; what they say is what the flag says."""
+    fields = [field for field in settings.flag_fields() if field.name not in ("host", "port")]
+    for field in fields:
+        text = sample(field)
+        name = field.metadata["flag"].removeprefix("--")
+        words = [field.metadata["flag"]] if isinstance(field.default, bool) else [field.metadata["flag"], text]
+        by_flag = settings.given_values(parse(*words), {})
+        by_variable = settings.given_values(parse(), {f"EVERYSTOP_{field.name.upper()}": text})
+        file = tmp_path / "c.toml"
+        file.write_text(f"{name} = {toml_value(field, text)}\n")
+        by_file = settings.given_values(parse("--config", str(file)), {})
+        assert by_flag == by_variable == by_file, name
+        assert list(by_flag) == [field.name]
+
+
+def sample(field: dataclasses.Field[Any]) -> str:
+    """A value of the field's kind, as a flag takes it."""
+    if isinstance(field.default, bool):
+        return "true"
+    if field.metadata["choices"]:
+        return str(field.metadata["choices"][-1])
+    return "7" if field.metadata["parse"] in (int, float, parse_bytes) else "text"
+
+
+def toml_value(field: dataclasses.Field[Any], text: str) -> str:
+    if isinstance(field.default, bool) or field.metadata["parse"] in (int, float):
+        return text
+    return f'["{text}"]' if isinstance(field.default, tuple) else f'"{text}"'
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

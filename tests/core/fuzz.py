@@ -115,8 +115,9 @@ class Episode:
         return {
             "n": n,
             "group_id": first,
-            "max_tokens": rng.choice([None, 1, 2, 20, 30, 40, 60]),
+            "max_tokens": rng.choice([None, 0, 1, 2, 20, 30, 40, 60]),
             "min_tokens": rng.choice([0, 0, 4]),
+            "prompt_logprobs": rng.choice([None, None, 0]),
             "temperature": rng.choice([0.0, 1.0]),
             "seed": rng.randrange(4),
             "stop": rng.choice([(), (), (), ("s",)]),

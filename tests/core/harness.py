@@ -21,7 +21,7 @@ from everystop.core.events import (
 )
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import StepPlan, StepResult
+from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
 from everystop.core.policy import AGEING_NS, Policy, PolicySettings, Share, Targets
 from everystop.core.policy import make_policy as make_core_policy
 from everystop.core.request import FinishReason, Request, RequestState, SamplingParams
@@ -118,6 +118,7 @@ class Harness:
         self.loop = StepLoop(scheduler, self.runner, lambda: self.now_ns, depth=depth, inspect=self._find_stops)
         self.requests: dict[int, Request] = {}
         self.received: dict[int, list[int]] = {}
+        self.scores: dict[int, list[TokenLogprobs]] = {}
         self.finished: dict[int, FinishEvent] = {}
         self.refused: set[int] = set()
         self.plans: list[StepPlan] = []
@@ -137,6 +138,7 @@ class Harness:
         self.requests[request.request_id] = request
         request.arrival_ns = self.now_ns
         self.received[request.request_id] = []
+        self.scores[request.request_id] = []
         prompt = list(request.token_ids)
         try:
             self.scheduler.add(request, self.now_ns)
@@ -177,6 +179,8 @@ class Harness:
         turn = self.loop.turn()
         if turn.is_idle:
             self.now_ns = max(self.now_ns + STEP_NS, turn.wake_at_ns or 0)
+        if turn.result is not None:
+            self._take_scores(turn.result)
         self._take(turn.events)
         if self._is_checking:
             self._check(turn)
@@ -223,6 +227,8 @@ class Harness:
                 self.counts["resumes"] += event.resumed
             elif isinstance(event, PreemptEvent):
                 self.counts["preemptions"] += 1
+                request = self.requests[event.request_id]
+                self.counts["preempted while scoring"] += 0 < request.num_planned_scores < request.num_scored_tokens
             elif isinstance(event, WaitEvent):
                 self.counts["waits of tenants"] += event.reason is WaitReason.TENANT_LIMIT
             elif isinstance(event, RefuseEvent):
@@ -241,6 +247,18 @@ class Harness:
             received += tokens
             expected = self._solo[row.request_id].token_ids
             assert received == expected[: len(received)], f"request {row.request_id} diverged from what it yields alone"
+
+    def _take_scores(self, result: StepResult) -> None:
+        """Each comes once, in order, before any token, and to nobody who has ended."""
+        for request_id, scores in result.prompt_logprobs.items():
+            assert request_id not in self.finished
+            assert not self.received[request_id]
+            received = self.scores[request_id]
+            received += scores
+            expected = self._solo[request_id].scores
+            assert received == expected[: len(received)], f"request {request_id} scores its prompt otherwise alone"
+            self.counts["scored tokens"] += len(scores)
+            self.counts["prompts scored in pieces"] += len(received) not in (len(scores), len(expected))
 
     def _count_recomputed(self, plan: StepPlan) -> int:
         num_recomputed = 0
@@ -295,6 +313,7 @@ class Harness:
             if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
                 assert self.received[request_id] == expected.token_ids
                 assert event.reason is expected.reason
+                assert self.scores[request_id] == expected.scores
             assert len(self.received[request_id]) == event.num_output_tokens
 
     # ---------------------------------------------------------------- queries

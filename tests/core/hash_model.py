@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
 
-from everystop.core.plan import Admitted, StepPlan, StepResult
+from everystop.core.plan import Admitted, PromptLogits, StepPlan, StepResult, TokenLogprobs
 from everystop.core.request import FinishReason, SamplingParams
 from everystop.core.rows import Row
 
@@ -45,12 +45,19 @@ def sample(
     return token
 
 
+def score(state: bytes, token: int) -> TokenLogprobs:
+    """Stands in for the log-probability of a prompt's token after a context with digest `state`."""
+    digest = blake2b(state + token.to_bytes(4, "little"), digest_size=4).digest()
+    return TokenLogprobs(-int.from_bytes(digest, "little") / 2**28, 1, ())
+
+
 @dataclass(slots=True)
 class Solo:
-    """What a request yields when it is alone: its tokens and why it ends."""
+    """What a request yields when it is alone: its tokens, why it ends, and what its prompt scores."""
 
     token_ids: list[int]
     reason: FinishReason
+    scores: list[TokenLogprobs]
 
 
 def solo(
@@ -66,20 +73,25 @@ def solo(
     max_tokens = params.max_tokens if params.max_tokens is not None else limit_tokens - len(prompt)
     layer1, layer2 = blake2b(digest_size=8), blake2b(digest_size=8)
     output: list[int] = []
+    scores: list[TokenLogprobs] = []
     pending = list(prompt)
     position = 0
     while True:
         for token in pending:
+            if 0 < position < len(prompt) and params.prompt_logprobs is not None and choice_index == 0:
+                scores.append(score(layer2.digest(), token))
             layer1.update(_CELL.pack(token, position))
             layer2.update(layer1.digest())
             position += 1
+        if max_tokens == 0:
+            return Solo([], FinishReason.LENGTH, scores)
         token = sample(layer2.digest(), params, choice_index, len(output), stop_ids)
         output.append(token)
         stopped = token in stop_ids and len(output) > params.min_tokens
         if stopped or (params.stop and ends_stop_string(token)):
-            return Solo(output, FinishReason.STOP)
+            return Solo(output, FinishReason.STOP, scores)
         if len(output) >= max_tokens:
-            return Solo(output, FinishReason.LENGTH)
+            return Solo(output, FinishReason.LENGTH, scores)
         pending = [token]
 
 
@@ -133,7 +145,9 @@ class HashModelRunner:
             self._write_layer2(row)
         num_real = len(plan.rows) - plan.num_padded_rows
         rows = [self._next(row, is_padded=i >= num_real) for i, row in enumerate(plan.rows)]
-        return StepResult(rows=rows, execute_ns=STEP_NS)
+        failed = {row.request_id for row, out in zip(plan.rows, rows, strict=True) if isinstance(out, str)}
+        scores = {each.request_id: self._scores(each) for each in plan.prompt_logits if each.request_id not in failed}
+        return StepResult(rows=rows, execute_ns=STEP_NS, prompt_logprobs=scores)
 
     def close(self) -> None:
         """Nothing to release."""
@@ -199,6 +213,16 @@ class HashModelRunner:
         if offset:
             seen.update(layer[table[index]][: offset * _CELL_BYTES])
         return seen
+
+    def _scores(self, wanted: PromptLogits) -> list[TokenLogprobs]:
+        state = self._states[wanted.request_id]
+        assert state.choice_index == 0
+        assert state.params.prompt_logprobs is not None
+        assert wanted.start + wanted.num_tokens < state.num_prompt_tokens
+        return [
+            score(self._see(self._layer2, state.block_table, position + 1).digest(), state.token_ids[position + 1])
+            for position in range(wanted.start, wanted.start + wanted.num_tokens)
+        ]
 
     def _next(self, row: Row, *, is_padded: bool) -> tuple[int, ...] | str:
         if row.logits_from >= row.num_tokens:

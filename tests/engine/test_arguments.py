@@ -52,6 +52,12 @@ VOCAB = 100
         ("allowed_token_ids", (5.5,)),
         ("allowed_token_ids", (VOCAB,)),
         ("ignore_eos", "no"),
+        ("prompt_logprobs", 21),
+        ("prompt_logprobs", True),
+        ("bad_word_ids", (5,)),
+        ("bad_word_ids", ((5,), ())),
+        ("bad_word_ids", ((VOCAB,),)),
+        ("bad_word_ids", "word"),
     ],
 )
 def test_wrong_fields_are_named(field: str, value: Any) -> None:
@@ -106,6 +112,7 @@ def test_sound_fields_are_taken() -> None:
             max_tokens=5, min_tokens=5, temperature=0, top_p=1, top_k=3, min_p=0.1, repetition_penalty=1.2, n=3,
             presence_penalty=-2, frequency_penalty=2, seed=-1, stop=("a",), stop_token_ids=(1,), logprobs=0,
             logit_bias=((99, -100.0), (0, 3)), allowed_token_ids=(0, 99), ignore_eos=True,
+            prompt_logprobs=20, bad_word_ids=((99,), [0, 5]),
         ),
         VOCAB,
     )  # fmt: skip

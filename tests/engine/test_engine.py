@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from everystop.core.errors import EngineDead
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import StepPlan, StepResult
+from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
 from everystop.core.policy import PolicySettings, make_policy
 from everystop.core.request import SamplingParams
 from everystop.core.scheduler import Scheduler
@@ -46,10 +47,13 @@ class CountingRunner:
 
 
 class LetterDecoder:
-    """Token 100 is "a", 101 "b", and so on."""
+    """Token 100 is "a", 101 "b", and so on; 200 is a control token."""
+
+    def __init__(self, *, skip_special_tokens: bool) -> None:
+        self._control = "" if skip_special_tokens else "<control>"
 
     def feed(self, token_id: int) -> str:
-        return chr(ord("a") + token_id - 100)
+        return self._control if token_id == 200 else chr(ord("a") + token_id - 100)
 
 
 class Client:
@@ -129,6 +133,9 @@ def test_stop_string_across_tokens_ends_the_request_in_the_step_that_completes_i
 
 def test_stop_string_that_reads_like_a_token_id_is_still_a_string() -> None:
     class DigitDecoder:
+        def __init__(self, *, skip_special_tokens: bool) -> None:
+            pass
+
         def feed(self, token_id: int) -> str:
             return str(token_id)
 
@@ -270,3 +277,77 @@ def test_engine_that_waits_for_a_batch_to_fill_counts_as_idle() -> None:
             time.sleep(0.001)
         assert client.engine._scheduler.num_waiting == 1
         assert client.engine.is_idle
+
+
+@pytest.mark.parametrize(("skips", "num_tokens"), [(False, 4), (True, 6)])
+def test_a_stop_string_is_looked_for_in_the_text_that_is_shown(skips: bool, num_tokens: int) -> None:
+    """Token 200 stands at place 3, and its text in what is shown if it is asked for."""
+
+    def write_control(plan: StepPlan, result: StepResult) -> None:
+        result.rows = [(200,) if tokens == (103,) else tokens for tokens in result.rows]
+
+    with running_engine(CountingRunner(write_control)) as client:
+        request_id = client.submit(stop=("c<con",), max_tokens=6, skip_special_tokens=skips)
+        outputs = client.collect(1)[request_id]
+    assert len(tokens_of(outputs)) == num_tokens
+
+
+class ScoringRunner(CountingRunner):
+    """Scores the prompt token at position p with -p."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = super().execute(plan)
+        for request_id, start, num_tokens in plan.prompt_logits:
+            scores = [TokenLogprobs(-float(start + i + 1), 1, ()) for i in range(num_tokens)]
+            result.prompt_logprobs[request_id] = scores
+        return result
+
+
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_prompt_scores_come_in_order_before_the_tokens(max_tokens: int) -> None:
+    """A prompt of several steps, in outputs of their own; the last one tells the end."""
+    with running_engine(ScoringRunner()) as client:
+        request_id = client.submit(num_prompt=400, max_tokens=max_tokens, prompt_logprobs=0)
+        outputs = client.collect(1)[request_id]
+    scored = [output for output in outputs if output.prompt_logprobs]
+    assert outputs[: len(scored)] == scored
+    assert len(scored) == 2
+    logprobs = [entry.logprob for output in scored for entry in output.prompt_logprobs]
+    assert logprobs == [-float(position) for position in range(1, 400)]
+    assert all(not output.token_ids and output.finish_reason is None for output in scored)
+    assert sum(len(output.token_ids) for output in outputs) == max_tokens
+    assert outputs[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        ({"allowed_token_ids": (5, 6), "bad_word_ids": ((5,), (6,))}, "bad_words"),
+        ({"allowed_token_ids": (EOS, 6), "bad_word_ids": ((6,),), "min_tokens": 1}, "bad_words"),
+        ({"allowed_token_ids": (EOS,), "min_tokens": 1}, "min_tokens"),
+    ],
+)
+def test_settings_that_let_no_token_begin_are_refused(params: dict[str, Any], param: str) -> None:
+    with running_engine(CountingRunner()) as client:
+        request_id = client.submit(**params)
+        [refusal] = client.collect(1)[request_id]
+    assert refusal.refused
+    assert refusal.error_param == param
+    assert "allowed_token_ids" in (refusal.error or "")
+
+
+def test_settings_that_leave_a_token_are_taken() -> None:
+    """A word of two tokens, and one that is not allowed anyway."""
+    with running_engine(CountingRunner()) as client:
+        client.submit(allowed_token_ids=(5, 6), bad_word_ids=((5,), (6, 6), (7,)), max_tokens=1)
+        [[output]] = client.collect(1).values()
+    assert output.finish_reason == "length"
+
+
+def test_stop_string_waits_for_min_tokens() -> None:
+    """The tokens spell "abcdefgh"."""
+    with running_engine(CountingRunner()) as client:
+        for stop, min_tokens, num_tokens in (("b", 0, 2), ("b", 1, 2), ("b", 2, 8), ("bc", 2, 3), ("f", 2, 6)):
+            request_id = client.submit(stop=(stop,), min_tokens=min_tokens, max_tokens=8)
+            outputs = client.collect(1)[request_id]
+            assert sum(len(output.token_ids) for output in outputs) == num_tokens, (stop, min_tokens)

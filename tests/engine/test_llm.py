@@ -12,6 +12,8 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from tests.model.vocabularies import sentencepiece_inner, write_tokenizer
 
 from everystop import LLM, SamplingParams
 from everystop.core.errors import ConfigError, EngineDead, EverystopError, RequestError
+from everystop.model.bad_words import bad_word_ids
+from everystop.model.tokenizer import RenderedPrompt
 
 pytestmark = pytest.mark.model
 SETTINGS: dict[str, Any] = {"kv_cache_memory": 64 << 20, "max_model_len": 512, "max_num_seqs": 8}
@@ -89,6 +93,26 @@ def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, after_s: float) -> 
     assert answer(llm) == " Paris."
     assert llm.engine._scheduler.requests == {}
     assert llm.engine._scheduler.kv.pool.num_free == llm.capacity.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "num_tokens"),
+    [
+        ({}, "", 3),
+        ({"skip_special_tokens": False}, "<|im_end|>" * 3, 3),
+        ({"stop": ("<|im_end|>",)}, "", 1),
+        ({"stop": ("<|im_end|>",), "skip_special_tokens": False, "include_stop_str_in_output": True}, "<|im_end|>", 1),
+        ({"stop": ("end|><",), "skip_special_tokens": False}, "<|im_", 2),
+        ({"stop": ("end|><",), "skip_special_tokens": False, "include_stop_str_in_output": True}, "<|im_end|><", 2),
+    ],
+)
+def test_control_tokens_and_stops_show_as_in_the_api(
+    llm: LLM, fields: dict[str, Any], text: str, num_tokens: int
+) -> None:
+    [end] = llm.tokenizer.encode_rendered(RenderedPrompt(text="<|im_end|>"))
+    params = SamplingParams(max_tokens=3, allowed_token_ids=(end,), ignore_eos=True, **fields)
+    [choice] = llm.generate(QUESTION, params)[0].outputs
+    assert (choice.text, len(choice.token_ids)) == (text, num_tokens)
 
 
 def test_calls_from_several_threads_take_turns(llm: LLM) -> None:
@@ -177,3 +201,39 @@ def test_silent_calls_get_what_the_authors_recommend(tmp_path: Path, monkeypatch
 def test_settings_that_could_not_be_honoured_are_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         LLM("smollm2", **{name: 9})
+
+
+def test_prompts_are_scored_with_and_without_an_answer(llm: LLM) -> None:
+    """What the model says of its own answer is what it said when it gave it."""
+    given = SamplingParams(max_tokens=6, temperature=0, logprobs=2)
+    [first] = llm.generate(QUESTION, given)
+    [choice] = first.outputs
+    prompt = [*first.prompt_token_ids, *choice.token_ids]
+    scored = SamplingParams(max_tokens=0, prompt_logprobs=2)
+    [answer_of_none] = llm.generate([prompt], scored)
+    assert answer_of_none.prompt_logprobs[0] is None
+    assert answer_of_none.prompt_logprobs[len(first.prompt_token_ids) :] == choice.logprobs
+    assert answer_of_none.outputs[0].token_ids == []
+    assert (answer_of_none.outputs[0].text, answer_of_none.outputs[0].finish_reason) == ("", "length")
+    [both] = llm.generate([prompt], SamplingParams(max_tokens=2, prompt_logprobs=2, n=2, seed=1))
+    assert both.prompt_logprobs == answer_of_none.prompt_logprobs
+    assert first.prompt_logprobs == []
+
+
+def test_bad_words_keep_an_answer_from_being_given(llm: LLM) -> None:
+    words = bad_word_ids(["Paris"], partial(llm.tokenizer.encode, add_special=False))
+    [plain, bound] = llm.generate([QUESTION, QUESTION], [GREEDY, SamplingParams(2, temperature=0, bad_word_ids=words)])
+    assert "Paris" in plain.outputs[0].text
+    assert "Paris" not in bound.outputs[0].text
+
+
+def test_stop_string_waits_for_min_tokens(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    [plain] = llm.generate(QUESTION, params)
+    text = plain.outputs[0].text
+    stop = text[:3]
+    [early] = llm.generate(QUESTION, replace(params, stop=(stop,)))
+    [later] = llm.generate(QUESTION, replace(params, stop=(stop,), min_tokens=4))
+    assert early.outputs[0].text == ""
+    assert later.outputs[0].text.startswith(stop)
+    assert len(later.outputs[0].token_ids) >= 4

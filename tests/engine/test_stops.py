@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from everystop.engine.stops import StopMatcher
 
 
-def run(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, str | None]:
-    matcher = StopMatcher(stops)
+def run(stops: tuple[str, ...], pieces: list[str], *, shows_stop: bool = False) -> tuple[str, str | None]:
+    matcher = StopMatcher(stops, shows_stop=shows_stop)
     shown = ""
     for piece in pieces:
         text, stop = matcher.feed(piece)
@@ -50,6 +50,8 @@ def test_stop_is_cut_and_the_rest_released(
     stops: tuple[str, ...], pieces: list[str], expected: tuple[str, str | None]
 ) -> None:
     assert run(stops, pieces) == expected
+    text, stop = expected
+    assert run(stops, pieces, shows_stop=True) == (text + (stop or ""), stop)
 
 
 def test_only_a_possible_beginning_is_held() -> None:
@@ -61,6 +63,14 @@ def test_only_a_possible_beginning_is_held() -> None:
     assert matcher.flush() == ""
 
 
+def test_nothing_is_held_where_the_stop_is_shown() -> None:
+    matcher = StopMatcher(("STOP",), shows_stop=True)
+    assert matcher.feed("no ST") == ("no ST", None)
+    assert matcher.feed("OPQ") == ("OP", "STOP")
+    assert matcher.feed("no ST") == ("no ST", None)
+    assert matcher.flush() == ""
+
+
 @given(
     st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4).map(tuple),
     st.text("abc", max_size=40),
@@ -69,4 +79,27 @@ def test_only_a_possible_beginning_is_held() -> None:
 def test_any_cut_into_pieces_gives_the_same(stops: tuple[str, ...], text: str, cuts: list[int]) -> None:
     borders = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
     pieces = [text[start:end] for start, end in pairwise(borders)]
-    assert run(stops, pieces) == reference(stops, text)
+    shown, stop = reference(stops, text)
+    assert run(stops, pieces) == (shown, stop)
+    assert run(stops, pieces, shows_stop=True) == (shown + (stop or ""), stop)
+
+
+@pytest.mark.parametrize(
+    ("early", "rest", "expected"),
+    [
+        ("abXcd", "efXgh", ("abXcdef", "X")),
+        ("ab", "Xcd", ("ab", "X")),
+        ("abX", "cd", ("abXcd", None)),
+    ],
+)
+def test_stop_that_is_complete_too_early_is_text(early: str, rest: str, expected: tuple[str, str | None]) -> None:
+    matcher = StopMatcher(("X",))
+    shown = matcher.feed(early, may_stop=False)[0]
+    text, stop = matcher.feed(rest)
+    assert (shown + text, stop) == expected
+
+
+def test_stop_that_begins_too_early_may_end_the_text_later() -> None:
+    matcher = StopMatcher(("STOP",))
+    assert matcher.feed("abST", may_stop=False) == ("ab", None)
+    assert matcher.feed("OPcd") == ("", "STOP")

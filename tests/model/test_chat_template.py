@@ -19,7 +19,14 @@ from tests.model.vocabularies import (
     write_vocabulary,
 )
 
-from everystop.core.errors import ChatTemplateError, ChatTemplateMissing, ConfigError, RequestError, UnsupportedModel
+from everystop.core.errors import (
+    ChatTemplateError,
+    ChatTemplateMissing,
+    ConfigError,
+    RequestError,
+    UnsupportedField,
+    UnsupportedModel,
+)
 from everystop.model.chat_template import ChatTemplate, load_chat_template
 from everystop.model.checkpoint import inspect_model
 from everystop.model.tokenizer import Tokenizer
@@ -260,3 +267,58 @@ def test_embedded_template_begins_with_its_own_system_prompt(smollm2_path: Path)
     ids = tokenizer.encode_rendered(prompt)
     assert [i for i in ids if i in tokenizer.control_ids] == [1, 2, 1, 2, 1]
     assert tokenizer.decode(ids, skip_special_tokens=False) == prompt.text
+
+
+def test_variables_are_those_that_the_template_looks_at(tokenizer: Tokenizer) -> None:
+    source = (
+        "{% set thinks = thinks if thinks is defined else true %}{% set local = 1 %}{{ bos_token }}"
+        "{% for m in messages %}{{ m.content }}{{ local }}{% endfor %}{{ tools }}{{ strftime_now('%Y')[:0] }}"
+        "{% if raise_exception is defined and style %}{{ style.words | join(' ') }}{% endif %}{{ range(2) | length }}"
+        "{{ tokenize }}{{ 'thinks' if thinks else 'answers' }}"
+    )
+    template = ChatTemplate(source, "test", tokenizer)
+    assert template.variables == {"thinks", "style"}
+    template.check_variables({"thinks": False})
+    for name in ("bos_token", "messages", "tokenize", "range", "local", "speaks"):
+        with pytest.raises(UnsupportedField, match="it has: style, thinks") as caught:
+            template.check_variables({"thinks": True, name: 1})
+        assert caught.value.param == f"chat_template_kwargs.{name}"
+    assert template.render([user("x")], variables={"thinks": False}).text.endswith("answers")
+    with pytest.raises(UnsupportedField, match="it has: none"):
+        ChatTemplate(CHATML, "test", tokenizer).check_variables({"thinks": True})
+
+
+def test_a_variable_cannot_write_a_control_token(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{{ style }}{{ messages[0].content }}<|im_end|>", "test", tokenizer)
+    ids = tokenizer.encode_rendered(template.render([user("x")], variables={"style": "<|im_end|>"}))
+    assert [i for i in ids if i in tokenizer.control_ids] == ids[-1:]
+
+
+@pytest.mark.parametrize("source", [CHATML, INSPECTING, NESTED])
+@pytest.mark.parametrize(
+    "content", ["The answer", "The answer ", "", " a\n", "<|im_end|>", "<|im_", "a </think> b", "é", "  "]
+)
+def test_the_last_message_is_continued_where_it_ends(tokenizer: Tokenizer, source: str, content: str) -> None:
+    """The prompt is the beginning of the whole conversation up to the end of the content, as the template trims it."""
+    template = ChatTemplate(source, "test", tokenizer)
+    messages = [user("The answer?"), user(content, "assistant")]
+    continued = template.render(messages, add_generation_prompt=False, continue_final_message=True)
+    whole = template.render(messages, add_generation_prompt=False)
+    assert continued.guard == whole.guard
+    assert whole.text.startswith(continued.text)
+    rest = whole.text[len(continued.text) :].replace(whole.guard, "").rstrip("\n")
+    assert rest == ("</s>" if source is NESTED else "<|im_end|>")
+    shown = content.split("</think>")[-1].strip() if source is INSPECTING else content
+    assert continued.text.replace(continued.guard, "").endswith(shown)
+
+
+def test_what_cannot_be_continued_is_refused(tokenizer: Tokenizer) -> None:
+    def check(source: str, last: dict[str, Any], match: str, param: str) -> None:
+        with pytest.raises(RequestError, match=match) as caught:
+            ChatTemplate(source, "test", tokenizer).render(
+                [user("x"), last], add_generation_prompt=False, continue_final_message=True
+            )
+        assert caught.value.param == param
+
+    check("{{ messages[0].content }}", user("y", "assistant"), "does not write the last", "continue_final_message")
+    check(CHATML, user("y", "assistant", tool_calls=[{}]), "tool_calls", "messages[1].tool_calls")

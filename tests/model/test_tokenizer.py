@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tests.model.vocabularies import (
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from everystop.core.errors import ModelFileDamaged, RequestError, UnsupportedModel
+from everystop.core.request import SamplingParams
 from everystop.model.checkpoint import inspect_model
 from everystop.model.gguf import GgufFile
 from everystop.model.home import Home
@@ -413,3 +415,54 @@ def test_embedded_tokenizer_equals_the_slow_reference(smollm2_path: Path) -> Non
     assert ours.encode("Hello world! 123") == [19556, 905, 17, 216, 33, 34, 35]
     assert ours.eos_ids == (0, 2)
     assert (ours.num_ids, ours.adds_bos) == (49_152, False)
+
+
+@pytest.mark.parametrize("in_template", ["", "<s>"])
+def test_a_rendered_prompt_gets_what_a_raw_one_gets_on_request(tmp_path: Path, in_template: str) -> None:
+    inner = sentencepiece_inner()
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    ours = tokenizer_from_folder(write_tokenizer(tmp_path, inner, bos_token="<s>", eos_token="</s>"))
+    prompt = RenderedPrompt(text=in_template + "the fox")
+    plain = ours.encode_rendered(prompt)
+    assert (plain.count(1), plain.count(2)) == (1, 0)
+    assert ours.encode_rendered(prompt, add_special=True) == [*plain, 2]
+
+
+def test_stop_strings_that_are_control_tokens_stop_at_their_ids(tmp_path: Path) -> None:
+    ours = bos_tokenizer(tmp_path, adds_bos=True)
+    params = SamplingParams(stop=("the", "</s>"), stop_token_ids=(9,))
+    assert ours.with_control_stops(params) == replace(params, stop_token_ids=(9, 2))
+    assert ours.with_control_stops(SamplingParams(stop=("the",))) == SamplingParams(stop=("the",))
+
+
+def test_control_tokens_are_left_out_of_text_or_not(tmp_path: Path) -> None:
+    ours = bos_tokenizer(tmp_path, adds_bos=True)
+    ids = [*ours.encode("the fox", add_special=False), 2]
+    assert ours.text_decoder().push(ids).strip() == "the fox"
+    assert ours.text_decoder(skip_special_tokens=False).push(ids).strip() == "the fox</s>"
+
+
+@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "qwen2"])
+def test_spans_are_the_same_ids_with_their_places(tmp_path: Path, pre: str) -> None:
+    ours = gguf_tokenizer(tmp_path, byte_level_keys(pre))
+    for text in CORPUS:
+        spans = ours.spans(text)
+        assert [token_id for token_id, _, _ in spans] == ours.encode(text), text
+        assert all(0 <= start < stop <= len(text) for _, start, stop in spans), text
+        covered = sorted({i for _, start, stop in spans for i in range(start, stop)})
+        assert covered == list(range(len(text))) or pre == "qwen2", text  # which composes characters first
+        assert [start for _, start, _ in spans] == sorted(start for _, start, _ in spans), text
+
+
+def test_what_is_put_around_a_text_stands_nowhere_in_it(tmp_path: Path) -> None:
+    ours = gguf_tokenizer(tmp_path, byte_level_keys("llama-bpe"))
+    assert ours.spans("a")[0] == (ours.bos_id, 0, 0)
+    assert ours.spans("a", add_special=False) == ours.spans("a")[1:]
+    assert len(ours.spans("a", add_special=False)) == 1
+
+
+def test_tokens_of_one_character_all_stand_for_it(tmp_path: Path) -> None:
+    ours = gguf_tokenizer(tmp_path, byte_level_keys("smollm"))
+    spans = ours.spans("a\U0001f9ffb")
+    assert len(spans) > 3, "the character is rare enough to have no token of its own"
+    assert {(start, stop) for _, start, stop in spans} == {(0, 1), (1, 2), (2, 3)}

@@ -24,6 +24,7 @@ NEUTRAL: dict[str, Any] = {
     "choice_index": 0,
     "min_tokens": 0,
     "num_logprobs": -1,
+    "bad_word_ids": [],
     "stop_token_ids": [],
     "logit_bias": [],
     "allowed_token_ids": None,
@@ -278,3 +279,59 @@ def test_logprobs_zero_and_more_than_the_vocabulary() -> None:
     assert sample([0.0, 1.0], num_logprobs=0, temperature=0)[1][2] == ()
     assert len(sample([0.0, 1.0], num_logprobs=20, temperature=0)[1][2]) == 2
     assert sample([0.0, 1.0], temperature=0)[1] is None
+
+
+# ------------------------------------------------------------------------------ bad words
+
+
+@pytest.mark.parametrize(
+    ("history", "num_prompt", "words", "expected"),
+    [
+        ([], 0, [[2]], 1),
+        ([], 0, [[2], [1]], 0),
+        ([5, 3], 1, [[3, 2]], 1),  # the output ends with the beginning of the word
+        ([3], 1, [[3, 2]], 2),  # the prompt does
+        ([5, 3], 1, [[5, 3, 2]], 2),  # prompt and output do together
+        ([5, 3, 4], 1, [[3, 2]], 2),  # something has come between
+        ([5, 3, 3], 1, [[3, 3, 2]], 1),
+        ([5, 3], 1, [[3, 3, 2]], 2),  # the output is too short
+        ([5, 2], 1, [[2, 2]], 1),
+        ([5, 3], 1, [[4, 2], [3, 1]], 2),
+    ],
+)
+@pytest.mark.parametrize("naive", [False, True])
+def test_bad_words_do_not_come_about(
+    history: list[int], num_prompt: int, words: list[list[int]], expected: int, naive: bool
+) -> None:
+    logits = [0.0, 1.0, 2.0, -1.0, -1.0, -1.0]
+    assert token(logits, history, num_prompt, bad_word_ids=words, temperature=0, naive=naive) == expected
+
+
+def test_bad_words_and_other_masks_together_may_leave_nothing() -> None:
+    settings: dict[str, Any] = {"allowed_token_ids": ids(1, 2), "temperature": 0}
+    assert token([0.0, 1.0, 2.0], bad_word_ids=[[2]], **settings) == 1
+    assert token([0.0, 1.0, 2.0], bad_word_ids=[[2], [1]], **settings) == FAILED
+
+
+def test_bad_words_leave_the_log_probabilities_alone() -> None:
+    plain = sample([0.0, 1.0, 2.0], num_logprobs=2, temperature=0)
+    chosen, logprobs = sample([0.0, 1.0, 2.0], num_logprobs=2, temperature=0, bad_word_ids=[[2]])
+    assert chosen == 1
+    assert logprobs[2] == plain[1][2]
+    assert logprobs[1] == 2
+
+
+def test_bad_words_are_sampled_as_the_naive_version_does() -> None:
+    rng = np.random.default_rng(7)
+    for seed in range(60):
+        logits = rng.normal(size=40).astype(np.float32)
+        history = rng.integers(0, 4, 9).tolist()
+        words = [rng.integers(0, 4, rng.integers(1, 4)).tolist() for _ in range(4)]
+        settings: dict[str, Any] = {"bad_word_ids": words, "seed": seed, "top_k": 5, "logit_bias": [(2, 6.0)]}
+        assert token(logits, history, 3, **settings) == token(logits, history, 3, naive=True, **settings)
+
+
+@pytest.mark.parametrize("words", [[[]], [[6]], [[-1]], [[1, 99]]])
+def test_bad_words_outside_the_vocabulary_are_refused(words: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="bad word"):
+        token([0.0] * 6, bad_word_ids=words)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -69,6 +70,7 @@ class Run:
 
     tokens: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     logprobs: dict[tuple[int, int], list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[tuple[int, int], list[TokenLogprobs]] = field(default_factory=lambda: defaultdict(list))
     events: list[Event] = field(default_factory=list)
 
     @property
@@ -131,6 +133,9 @@ def serve(model: LoadedModel, setting: Setting, prompts: Sequence[Prompt]) -> Ru
             request = scheduler.requests.get(row.request_id)
             if request is not None and tokens:
                 run.logprobs[keys[row.request_id]] += result.logprobs[row.request_id]
+        for request_id, scores in result.prompt_logprobs.items():
+            if request_id in scheduler.requests:
+                run.prompt_logprobs[keys[request_id]] += scores
 
     loop = StepLoop(scheduler, runner, time.monotonic_ns, depth=setting.depth, inspect=inspect)
     waiting = list(enumerate(prompts))
@@ -174,6 +179,8 @@ def assert_same(run: Run, reference: Run, note: str = "") -> None:
     for key, tokens in run.tokens.items():
         assert tokens == reference.tokens[key], f"{note}: tokens of {key} differ"
         assert run.logprobs[key] == reference.logprobs[key], f"{note}: log-probabilities of {key} differ"
+        scores = reference.prompt_logprobs[key]
+        assert run.prompt_logprobs[key] == scores, f"{note}: the prompt of {key} scores differ"
 
 
 def serve_alone(model: LoadedModel, prompts: Sequence[Prompt]) -> Run:
@@ -185,6 +192,7 @@ def serve_alone(model: LoadedModel, prompts: Sequence[Prompt]) -> Run:
             single = _SingleChoice(model, replace(prompt, after=None), choice).run()
             total.tokens[index, choice] = single.tokens[0, choice]
             total.logprobs[index, choice] = single.logprobs[0, choice]
+            total.prompt_logprobs[index, choice] = single.prompt_logprobs[0, choice]
     return total
 
 
@@ -204,9 +212,14 @@ class _SingleChoice:
         )
         run, key = Run(), (0, self._choice)
         run.tokens[key], run.logprobs[key] = [], []
-        loop = StepLoop(
-            scheduler, runner, time.monotonic_ns, inspect=lambda _, result: _append(run.logprobs[key], result)
-        )
+
+        def inspect(_: StepPlan, result: StepResult) -> None:
+            for entries in result.logprobs.values():
+                run.logprobs[key] += entries
+            for entries in result.prompt_logprobs.values():
+                run.prompt_logprobs[key] += entries
+
+        loop = StepLoop(scheduler, runner, time.monotonic_ns, inspect=inspect)
         request = Request(0, self._prompt.token_ids, replace(self._prompt.params, n=1), choice_index=self._choice)
         scheduler.add(request, time.monotonic_ns())
         while scheduler.has_work:
@@ -215,11 +228,6 @@ class _SingleChoice:
         run.tokens[key] += [token for step in run.steps for tokens in step.tokens for token in tokens]
         assert run.batch_sizes == {1}
         return run
-
-
-def _append(logprobs: list[TokenLogprobs], result: StepResult) -> None:
-    for entries in result.logprobs.values():
-        logprobs += entries
 
 
 def make_prompts(lengths: Sequence[int], vocab_size: int, max_tokens: int = 12, n: int = 1) -> list[Prompt]:

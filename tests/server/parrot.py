@@ -14,7 +14,8 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import uvloop
@@ -22,17 +23,22 @@ import uvloop
 from everystop.core.errors import ChatTemplateError
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
+from everystop.core.plan import PromptLogits, StepPlan, StepResult, TokenLogprobs
 from everystop.core.policy import make_policy
+from everystop.core.recording import RecordingScheduler
 from everystop.core.request import SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.engine.engine import Engine
+from everystop.model.messages import PLAIN, ChatOptions
+from everystop.observe.recorder import Recorder
 from everystop.server.listener import listen
 from everystop.server.protocol import Accepted
+from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
 
 EOS, CONTROL, VOCAB = 256, 257, 258
+CONTROL_TEXTS = {EOS: b"<end>", CONTROL: b"<control>"}
 MODEL = "parrot"
 DEADLINE_S = 20.0
 
@@ -40,24 +46,40 @@ DEADLINE_S = 20.0
 class ParrotDecoder:
     """Incremental UTF-8 over byte tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, skip_special_tokens: bool = True) -> None:
+        self._skips = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token_id: int) -> str:
-        return self._decoder.decode(bytes([token_id])) if token_id < 256 else ""
+        if token_id < 256:
+            return self._decoder.decode(bytes([token_id]))
+        return "" if self._skips else CONTROL_TEXTS[token_id].decode()
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
 
 
 class ParrotTexts:
-    """What the board needs of a tokenizer."""
+    """What the server needs of a tokenizer."""
+
+    control_ids = frozenset({EOS, CONTROL})
 
     def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id]) if token_id < 256 else (b"<end>", b"<control>")[token_id - 256]
+        return bytes([token_id]) if token_id < 256 else CONTROL_TEXTS[token_id]
 
-    def text_decoder(self) -> ParrotDecoder:
-        return ParrotDecoder()
+    def text_decoder(self, *, skip_special_tokens: bool = True) -> ParrotDecoder:
+        return ParrotDecoder(skip_special_tokens=skip_special_tokens)
+
+    def with_control_stops(self, params: SamplingParams) -> SamplingParams:
+        ids = tuple(i for i, text in CONTROL_TEXTS.items() if text.decode() in params.stop)
+        return replace(params, stop_token_ids=(*params.stop_token_ids, *ids))
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        shown = [i for i in ids if not (skip_special_tokens and i in self.control_ids)]
+        return b"".join(map(self.token_bytes, shown)).decode(errors="replace")
+
+    def spans(self, text: str, *, add_special: bool = True) -> list[tuple[int, int, int]]:
+        return [(byte, i, i + 1) for i, character in enumerate(text) for byte in character.encode()]
 
 
 class ParrotRunner:
@@ -89,18 +111,45 @@ class ParrotRunner:
             if params.logprobs is not None:
                 top = tuple(((token + i) % 256, -0.5 - i) for i in range(params.logprobs))
                 result.logprobs[row.request_id] = [TokenLogprobs(-0.5, 0, top)]
+        for each in plan.prompt_logits:
+            if not isinstance(result.rows[plan.rows.request_ids.index(each.request_id)], str):
+                result.prompt_logprobs[each.request_id] = self._score(each)
         return result
+
+    def _score(self, wanted: PromptLogits) -> list[TokenLogprobs]:
+        """The prompt's token at position p has -p/8 and rank 2, the one after it in the alphabet is the best."""
+        prompt, params = self._prompts[wanted.request_id]
+        scores = []
+        for position in range(wanted.start + 1, wanted.start + wanted.num_tokens + 1):
+            token, logprob = prompt[position], -position / 8
+            top = (
+                ((token + 1) % 256, -0.0625),
+                (token, logprob),
+                *(((token + i) % 256, -9.0 - i) for i in range(2, 20)),
+            )
+            scores.append(TokenLogprobs(logprob, 2, top[: params.prompt_logprobs]))
+        return scores
 
     def close(self) -> None:
         """Nothing to release."""
 
 
-def encode_chat(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The contents of all messages, one after the other; refuses two turns of one role in a row."""
+def encode_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions = PLAIN) -> list[int]:
+    """The contents of all messages, one after the other; refuses two turns of one role in a row.
+
+    What the options change is written behind them.
+    """
     for one, next_one in itertools.pairwise(messages):
         if one["role"] == next_one["role"]:
             raise ChatTemplateError("roles must alternate")
-    return list("".join(message["content"] for message in messages).encode())
+    changed = {
+        field.name: value
+        for field in fields(options)
+        if (value := getattr(options, field.name)) != getattr(PLAIN, field.name)
+    }
+    return list(
+        ("".join(message["content"] for message in messages) + (json.dumps(changed) if changed else "")).encode()
+    )
 
 
 class ParrotServer:
@@ -113,14 +162,18 @@ class ParrotServer:
         self.num_blocks = options.pop("num_blocks", 64)
         self._max_model_len = options.pop("max_model_len", 1024)
         self._max_num_seqs = options.pop("max_num_seqs", 16)
-        self._max_sequences = options.pop("max_sequences", 4096)
+        self._queue = QueueLimits(
+            options.pop("max_num_queued_reqs", 4096), options.pop("max_num_queued_tokens", 1 << 20)
+        )
         self._policy = options.pop("policy", None) or make_policy("continuous")
         self._policy_name = type(self._policy).__name__.lower()
         tenants = options.get("tenants")
         self._tenant_names = tuple(tenants.by_name) if tenants is not None else ()
         self._has_priorities = options.pop("has_priorities", False)
         self._has_targets = options.pop("has_targets", False)
+        self._gives_metrics = options.pop("gives_metrics", False)
         self._names_tenants = tenants is not None and tenants.user
+        self._recorder: Recorder | None = options.pop("recorder", None)
         self.load_gate = threading.Event()
         self.before_long_encode: Callable[[], None] = lambda: None
         if not options.pop("hold_loading", False):
@@ -136,8 +189,18 @@ class ParrotServer:
         self.load_gate.wait(DEADLINE_S)
         kv = KVCache(num_blocks=self.num_blocks, block_size=16, enable_prefix_caching=True)
         limits = Limits(max_num_seqs=self._max_num_seqs, max_num_batched_tokens=64, max_model_len=self._max_model_len)
-        self.scheduler = Scheduler(limits, kv, self._policy)
-        self.engine = Engine(self.scheduler, self.runner, eos_token_ids=(EOS,), make_text_decoder=ParrotDecoder)
+        recorder = self._recorder
+        if recorder is None:
+            self.scheduler = Scheduler(limits, kv, self._policy)
+        else:
+            self.scheduler = RecordingScheduler(limits, kv, self._policy, recorder)
+        self.engine = Engine(
+            self.scheduler,
+            self.runner,
+            eos_token_ids=(EOS,),
+            make_text_decoder=ParrotDecoder,
+            on_stop=None if recorder is None else recorder.close,
+        )
         return ServedModel(
             engine=self.engine,
             texts=ParrotTexts(),
@@ -148,6 +211,7 @@ class ParrotServer:
                 has_priorities=self._has_priorities,
                 has_targets=self._has_targets,
                 names_tenants=self._names_tenants,
+                gives_metrics=self._gives_metrics,
             ),
             encode=self._encode,
             encode_chat=encode_chat,
@@ -155,14 +219,23 @@ class ParrotServer:
                 policy=self._policy_name, max_num_seqs=self._max_num_seqs, max_num_batched_tokens=64, block_size=16
             ),
             num_blocks=self.num_blocks,
-            max_sequences=self._max_sequences,
+            fingerprint="fp_parrot",
+            queue=self._queue,
             tenant_names=self._tenant_names,
+            on_answered=None if recorder is None else recorder.client,
         )
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """The bytes, and "(bare)" behind them where nothing special is to be added."""
         if len(text) > 10_000:
             self.before_long_encode()
-        return list(text.encode())
+        return list(text.encode() + (b"" if add_special else b"(bare)"))
+
+    def run_here(self) -> int:
+        """Serve on this thread, which handles signals if it is the main one; returns the exit code."""
+        self._run()
+        assert self.exit_code is not None
+        return self.exit_code
 
     def _run(self) -> None:
         async def main() -> int:

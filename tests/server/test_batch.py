@@ -93,14 +93,14 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 class ParrotOpening:
     """Opens the parrot in the place of a model."""
 
-    max_sequences = 4096
+    max_num_queued_reqs = 4096
     runner: ParrotRunner
 
-    def __init__(self, config: Config, port: int) -> None:
+    def __init__(self, config: Config) -> None:
         pass
 
     def load(self) -> ServedModel:
-        server = ParrotServer(max_sequences=self.max_sequences)
+        server = ParrotServer(max_num_queued_reqs=self.max_num_queued_reqs)
         server._sock.close()
         type(self).runner = server.runner
         return server._load()
@@ -133,7 +133,7 @@ def test_a_file_of_windows_is_read(tmp_path: Path, parrot_model: type[ParrotOpen
 def test_more_choices_than_the_queue_holds_wait_for_their_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parrot_model: type[ParrotOpening]
 ) -> None:
-    monkeypatch.setattr(parrot_model, "max_sequences", 40)
+    monkeypatch.setattr(parrot_model, "max_num_queued_reqs", 24)  # beside 16 places
     source = write_requests(tmp_path / "in.jsonl", [{"prompt": f"p{i}", "n": 30} for i in range(5)])
     assert run_batch(Config(), source, tmp_path / "out") == 0
     answers = read_answers(tmp_path / "out")

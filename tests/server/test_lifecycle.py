@@ -145,7 +145,7 @@ def test_what_cannot_finish_gets_an_error_event(how: str) -> None:
 
 
 def test_a_full_queue_refuses_and_recovers() -> None:
-    with parrot(max_num_seqs=2, max_sequences=10) as server:
+    with parrot(max_num_seqs=2, max_num_queued_reqs=8) as server:
         server.runner.step_s = 0.002
         streams = [Stream(server, ignore_eos=True, n=2) for _ in range(5)]
         wait_until(lambda: server.service.state.board.num_sequences == 10)
@@ -162,8 +162,9 @@ def test_a_full_queue_refuses_and_recovers() -> None:
 
 
 def test_a_request_for_more_than_the_queue_holds_leaves_no_trace() -> None:
-    with parrot(max_sequences=4) as server:
-        assert server.complete(["a"] * 5)[0] == 429
+    with parrot(max_num_seqs=1, max_num_queued_reqs=3) as server:
+        status, body = server.complete(["a"] * 5)
+        assert (status, body["error"]["code"]) == (400, "too_many_sequences")
         assert server.service.state.board.num_sequences == 0
         assert server.complete(["a"] * 4)[0] == 200
 

@@ -21,11 +21,13 @@ import openai
 import pytest
 from tests.server.parrot import parse_events, wait_until
 
+from everystop import __version__, _native
 from everystop.model.checkpoint import inspect_model
 from everystop.model.home import Home
 from everystop.model.pull import resolve_model
-from everystop.model.tokenizer import Tokenizer
+from everystop.model.tokenizer import RenderedPrompt, Tokenizer
 from everystop.model.tokenizer_files import load_tokenizer
+from everystop.server.opening import fingerprint
 
 pytestmark = pytest.mark.model
 START_S, END_S = 120, 60
@@ -298,6 +300,54 @@ def test_a_prompt_that_ends_inside_a_character_leaks_nothing(client: openai.Open
     raw = b"".join(bytes(token) for token in logprobs.bytes)
     assert answer.choices[0].text == raw.decode(errors="replace")
     assert "Hello" not in answer.choices[0].text
+
+
+def test_an_answer_goes_on_where_the_last_message_ends(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"model": "smollm2", "temperature": 0, "max_tokens": 24}
+    messages: list[Any] = [{"role": "user", "content": "What is the capital of France? Answer in a sentence."}]
+    whole = client.chat.completions.create(**request, messages=messages).choices[0].message.content
+    assert whole is not None
+    first = whole[: whole.index(" ", len(whole) // 3)]
+    messages.append({"role": "assistant", "content": first})
+    rest = client.chat.completions.create(**request, messages=messages, extra_body={"continue_final_message": True})
+    assert rest.choices[0].message.content is not None
+    assert (first + rest.choices[0].message.content)[: len(whole)] == whole
+    new = client.chat.completions.create(**request, messages=messages)
+    assert new.usage is not None
+    assert rest.usage is not None
+    assert new.usage.prompt_tokens > rest.usage.prompt_tokens, "the turn was ended, and another one opened"
+
+
+def test_variables_that_the_template_does_not_know_are_refused(client: openai.OpenAI) -> None:
+    for name in ("enable_thinking", "messages"):
+        with pytest.raises(openai.BadRequestError, match=r"it has: none") as caught:
+            client.chat.completions.create(
+                model="smollm2", messages=QUESTION, extra_body={"chat_template_kwargs": {name: True}}
+            )
+        assert caught.value.param == f"chat_template_kwargs.{name}"
+
+
+def test_control_tokens_are_shown_or_stop_on_request(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    end = tokenizer.encode_rendered(RenderedPrompt(text="<|im_end|>"))
+    only_ends = {"allowed_token_ids": end, "ignore_eos": True}
+
+    def complete(**extra: Any) -> Any:
+        answer = client.completions.create(
+            model="smollm2", prompt="Hello", max_tokens=3, stop=extra.pop("stop", None), extra_body=only_ends | extra
+        )
+        return answer.choices[0].text, answer.usage.completion_tokens if answer.usage is not None else 0
+
+    assert complete() == ("", 3)
+    assert complete(skip_special_tokens=False) == ("<|im_end|>" * 3, 3)
+    assert complete(stop="<|im_end|>") == ("", 1)
+    assert complete(stop="<|im_end|>", skip_special_tokens=False, include_stop_str_in_output=True) == ("<|im_end|>", 1)
+
+
+def test_the_fingerprint_is_that_of_version_model_and_arithmetic(client: openai.OpenAI) -> None:
+    digest = Home.from_environment().sha256(resolve_model("smollm2", Home.from_environment()))
+    answer = client.completions.create(model="smollm2", prompt="Hello", max_tokens=1)
+    assert answer.system_fingerprint == fingerprint(__version__, digest, "int8", _native.isa())
+    assert answer.system_fingerprint != fingerprint(__version__, digest, "float32", _native.isa())
 
 
 def test_a_second_turn_finds_the_first_in_the_cache(client: openai.OpenAI) -> None:

@@ -36,6 +36,7 @@ def test_completion_has_openais_shape(server: ParrotServer) -> None:
         "completion_tokens": 4,
         "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -206,6 +207,7 @@ def test_unknown_fields_are_refused_by_name(server: ParrotServer, path: str, fie
 NEUTRAL: dict[str, list[tuple[str, Any]]] = {
     COMPLETIONS: [
         ("echo", False),
+        ("logprob_token_ids", []),
         ("best_of", 1),
         ("suffix", ""),
         ("use_beam_search", False),
@@ -228,7 +230,13 @@ NEUTRAL: dict[str, list[tuple[str, Any]]] = {
     ],
 }
 REFUSED: dict[str, list[tuple[str, Any]]] = {
-    COMPLETIONS: [("echo", True), ("best_of", 2), ("suffix", "x"), ("use_beam_search", True), ("priority", 5)],
+    COMPLETIONS: [
+        ("logprob_token_ids", [5]),
+        ("best_of", 2),
+        ("suffix", "x"),
+        ("use_beam_search", True),
+        ("priority", 5),
+    ],
     CHAT: [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
@@ -260,7 +268,8 @@ def test_every_parameter_reaches_the_engine(server: ParrotServer, monkeypatch: p
     sent = {
         "min_tokens": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2,
         "presence_penalty": 0.3, "frequency_penalty": 0.4, "seed": 11, "n": 2, "stop": "zz", "stop_token_ids": [3],
-        "ignore_eos": True, "logit_bias": {"5": 2}, "allowed_token_ids": [97],
+        "ignore_eos": True, "logit_bias": {"5": 2}, "allowed_token_ids": [97], "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
     }  # fmt: skip
     assert set(sent) == set(PARAMETER_FIELDS)
     seen: list[Any] = []
@@ -340,7 +349,7 @@ def test_too_many_sequences_are_refused(server: ParrotServer) -> None:
     assert "prompts" in error_of(server.complete(["a"] * 10_000))["message"]
 
 
-@pytest.mark.parametrize("logprobs", [-1, 6, 10**6, True, "1"])
+@pytest.mark.parametrize("logprobs", [-1, 21, 10**6, True, "1"])
 def test_logprobs_of_completions_are_bounded(server: ParrotServer, logprobs: Any) -> None:
     assert error_of(server.complete("a", logprobs=logprobs))["param"] == "logprobs"
 
@@ -381,6 +390,8 @@ def test_logprobs_of_chat(server: ParrotServer) -> None:
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {}}]},
         {"role": "assistant", "content": ""},
         {"role": "assistant", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "x", "cache_control": None}]},
+        {"role": "assistant", "content": "x", "refusal": None, "audio": None, "annotations": [], "tool_calls": None},
         {"role": "system", "content": "be brief", "name": "boss"},
         {"role": "developer", "content": "be brief"},
         {"role": "tool", "content": "42", "tool_call_id": "1"},
@@ -419,6 +430,9 @@ def test_text_parts_are_joined_by_line_ends(server: ParrotServer) -> None:
         [{"role": "user", "content": [{"type": "text"}]}],
         [{"role": "user", "content": [{"type": "text", "text": "a", "image": "b"}]}],
         [{"role": "user", "content": "a", "images": []}],
+        [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}],
+        [{"role": "user", "content": [{"type": "file", "file": {"file_id": "x"}}]}],
+        [{"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}],
     ],
 )
 def test_message_shapes_that_are_refused(server: ParrotServer, messages: Any) -> None:

@@ -295,7 +295,7 @@ def test_records_that_cannot_be_read_are_refused_with_the_reason(tmp_path: Path)
         lines[index][3].pop()
 
     changes: dict[str, Callable[[list[Any]], None]] = {
-        "of version 9, and this version of everystop reads only version 1": lambda lines: lines[0].update(
+        "of version 9, and this version of everystop reads only versions 1, 2": lambda lines: lines[0].update(
             everystop_record=9
         ),
         "is not a record of a run": lambda lines: lines[0].pop("everystop_record"),

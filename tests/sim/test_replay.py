@@ -108,7 +108,7 @@ def test_fuzzed_traffic_replays_with_identical_plans(policy: str, depth: int, tm
         coverage += episode.harness.counts
     assert coverage["steps"] > 10_000 / 12
     assert min(coverage[name] for name in ("prefix hits", "finished by abort")) >= 10
-    assert min(coverage["preemptions"], coverage["forks"]) >= 2
+    assert min(coverage["preemptions"], coverage["forks"], coverage["prompts scored in pieces"]) >= 1
 
 
 class RecordedEpisode(Episode):
@@ -355,3 +355,42 @@ def test_full_disk_ends_the_record_but_not_the_run(tmp_path: Path, caplog: pytes
             recorder.aborted(i, i)
         recorder.close()
     assert "ends here" in caplog.text
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_requests_that_score_their_prompt_or_generate_nothing_replay(tmp_path: Path, depth: int) -> None:
+    """They find less in the prefix cache, and end at once: a replay must know both."""
+    recorder = Recorder(tmp_path / "run.gz", "continuous", SETTINGS)
+    kv = KVCache(num_blocks=24, block_size=4, enable_prefix_caching=True)
+    scheduler = RecordingScheduler(
+        Limits(max_num_seqs=4, max_num_batched_tokens=12), kv, make_policy("continuous", SETTINGS), recorder
+    )
+    harness = Harness(scheduler, depth=depth)
+    prompt = list(range(21))
+    for i, (max_tokens, wish) in enumerate(((3, None), (3, 1), (0, None), (0, 0), (30, 2), (25, None), (20, 0))):
+        harness.add(make_request(i, prompt, max_tokens=max_tokens, prompt_logprobs=wish))
+        harness.turn()
+    harness.add_group(7, 18, 3, max_tokens=4, prompt_logprobs=0)
+    harness.run()
+    recorder.close()
+    assert harness.counts["preemptions"]
+    assert harness.counts["prefix hits"]
+    assert harness.counts["scored tokens"] == 4 * 20 + 17
+    report = replay(tmp_path / "run.gz")
+    assert report.first_difference is None
+    made = {e.request_id: e for e in recorded_events(tmp_path / "run.gz") if isinstance(e, FinishEvent)}
+    assert {i: (end.now_ns, end.num_output_tokens) for i, end in made.items()} == {
+        i: (end.now_ns, end.num_output_tokens) for i, end in harness.finished.items()
+    }
+    other = replay(tmp_path / "run.gz", policy="static")
+    assert set(other.replayed.finish_ns) == set(range(10))
+
+
+def test_record_of_version_1_is_still_read(tmp_path: Path) -> None:
+    record_workload(tmp_path / "run.gz")
+    lines = gzip.decompress((tmp_path / "run.gz").read_bytes()).splitlines()
+    header = json.loads(lines[0])
+    assert header["everystop_record"] == 2
+    lines[0] = json.dumps(header | {"everystop_record": 1}).encode()
+    (tmp_path / "old.gz").write_bytes(gzip.compress(b"\n".join(lines) + b"\n"))
+    assert replay(tmp_path / "old.gz").first_difference is None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from everystop.core.batch import Riders
 from everystop.core.budget import StepBudget
-from everystop.core.plan import StepPlan
+from everystop.core.plan import PromptLogits, StepPlan
 from everystop.core.request import Request
 from everystop.core.rows import Row
 
@@ -62,10 +62,22 @@ class Draft:
         riders = Riders(decoders.copy(), [request.epoch for request in decoders])
         for chunk in self.chunks:
             request, num_tokens = chunk.request, chunk.num_tokens
-            samples = chunk.start + num_tokens == request.num_tokens + request.num_pending_samples
+            is_last = chunk.start + num_tokens == request.num_tokens + request.num_pending_samples
+            samples = is_last and request.max_tokens > 0
             rows.append(Row(request.request_id, chunk.start, num_tokens, 0, num_tokens - samples))
             riders.append(request, request.epoch)
+            if request.is_scoring:
+                self._score(request, chunk.start + num_tokens)
             request.num_in_flight += num_tokens
             request.num_pending_samples += samples
             request.last_served_step = step_id
         return riders
+
+    def _score(self, request: Request, end: int) -> None:
+        """Have the logits of its prompt computed up to position `end`, from where they have been planned on: what was
+        planned before a preemption has been, or will be, delivered, and is not asked for again.
+        """
+        first, end = request.num_planned_scores, min(end, request.num_scored_tokens)
+        if end > first:
+            self.plan.prompt_logits.append(PromptLogits(request.request_id, first, end - first))
+            request.num_planned_scores = end

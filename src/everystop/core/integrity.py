@@ -45,6 +45,8 @@ def _check_request(request: Request, *, running: bool, parked: bool) -> None:
     assert running or not request.block_table
     assert request.num_remaining >= 0
     assert running or request.num_computed_tokens == request.num_in_flight == 0
+    assert request.num_planned_scores <= request.num_scored_tokens
+    assert not request.is_scoring or request.num_scheduled_through <= request.num_planned_scores, "a score is skipped"
 
 
 def _check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
@@ -53,5 +55,9 @@ def _check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     assert not set(ids) & set(plan.preempted), "a request is both preempted and scheduled"
     assert all(row.num_tokens > 0 for row in plan.rows)
     assert plan.num_tokens <= scheduler.limits.max_num_batched_tokens
+    where = {row.request_id: (row.start, row.start + row.num_tokens) for row in plan.rows}
+    for request_id, start, num_tokens in plan.prompt_logits:
+        first, end = where[request_id]
+        assert first <= start < start + num_tokens <= end, "logits are wanted of tokens that are not computed"
     cap = scheduler.limits.max_num_prefill_tokens
     assert cap is None or sum(row.num_tokens for row in plan.rows if row.num_tokens > 1) <= cap

@@ -18,7 +18,7 @@ class KVCache:
                      matched, pinned  taken at admission: blocks for 70 + 1 tokens
 
     Hits are whole blocks, at most (num_tokens - 1) // block_size, so at least one token is computed and the tail is
-    private.
+    private; fewer while the request has to compute part of its prompt itself.
     """
 
     def __init__(self, *, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
@@ -41,7 +41,7 @@ class KVCache:
             return []
         extend_block_keys(request, self.block_size)
         matched = []
-        for i in range((request.num_tokens - 1) // self.block_size):
+        for i in range(request.num_reusable_tokens // self.block_size):
             block = self.pool.find(request.block_keys[i])
             if block is None:
                 break
@@ -103,7 +103,7 @@ class KVCache:
         blocks go back to the pool; no plan that has been made reads or writes them.
         """
         index = start // self.block_size
-        last = (request.num_tokens - 1) // self.block_size
+        last = request.num_reusable_tokens // self.block_size
         while index < last:
             found = self.pool.find(request.block_keys[index])
             if found is None or found == request.block_table[index]:

@@ -38,10 +38,11 @@ class Pace:
         """A step took from the last update to this one, or from its own planning if it was waited for in between.
 
         Where the next one is on its way already, the host's work is hidden behind it: the runner's own time counts.
+        Steps that score prompts teach nothing: the model knows nothing of the logits that they compute.
         """
         last_step_id, last_ns = self._last_landed
         self._last_landed = (landed.plan.step_id, now_ns)
-        if not landed.plan.rows:
+        if not landed.plan.rows or landed.plan.prompt_logits:
             return
         began_ns = last_ns if landed.plan.step_id == last_step_id + 1 else landed.scheduled_ns
         time_ns = execute_ns if is_overlapped and execute_ns > 0 else now_ns - began_ns

@@ -58,14 +58,28 @@ class NewBlocks(NamedTuple):
     block_ids: tuple[int, ...]
 
 
+class PromptLogits(NamedTuple):
+    """The logits after each of `num_tokens` prompt tokens from position `start` on are wanted, to score the token that
+    comes next; all of them lie in the request's row of the same plan.
+
+    Example, a prompt of 5 tokens in chunks of 3 and 2: (0, 3) scores the tokens at 1, 2 and 3, then (3, 1) the one at
+    4; the logits of the last position are for the first token of the output.
+    """
+
+    request_id: int
+    start: int
+    num_tokens: int
+
+
 @dataclass(slots=True)
 class StepPlan:
     """One step, as a delta to what the runner knows.
 
     Order of execution: drop `released` and `preempted`, take `admitted`, apply `new_blocks`, do the block `copies`
-    (source, destination), then the forward pass over `rows`. The last `num_padded_rows` rows are computed and thrown
-    away (static-padded only). A plan without rows carries bookkeeping, or a `wake_at_ns` before which nothing can be
-    done; in a plan with rows it tells only that somebody waits for that time. Any `Row`s in their order do for `rows`.
+    (source, destination), then the forward pass over `rows`; `prompt_logits` are in the order of their rows. The last
+    `num_padded_rows` rows are computed and thrown away (static-padded only). A plan without rows carries bookkeeping,
+    or a `wake_at_ns` before which nothing can be done; in a plan with rows it tells only that somebody waits for that
+    time. Any `Row`s in their order do for `rows`.
     """
 
     step_id: int
@@ -77,6 +91,7 @@ class StepPlan:
     preempted: list[int] = field(default_factory=list)
     num_padded_rows: int = 0
     wake_at_ns: int | None = None
+    prompt_logits: list[PromptLogits] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if type(self.rows) is not Rows:
@@ -112,12 +127,15 @@ class StepPlan:
             self.preempted,
             self.num_padded_rows,
             self.wake_at_ns,
+            *self.prompt_logits,  # nothing where nobody wants any, as in records that know of none
         )
         return hashlib.sha256(_encode(decisions).encode()).hexdigest()[:16]
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural log-probabilities, of the raw logits, of one sampled token and of the best ones beside it, best first."""
+    """Natural log-probabilities, of the raw logits, of one token, sampled or of a prompt, and of the best ones in its
+    place, best first.
+    """
 
     logprob: float
     rank: int
@@ -129,7 +147,8 @@ class StepResult:
     """What a runner brings back; `rows` runs parallel to `StepPlan.rows`.
 
     Each entry of `rows` is the tuple of sampled token ids (empty for a chunk that samples nothing) or a failure code, a
-    str, which fails that request alone. `logprobs` holds one entry per sampled token for requests that asked. `stopped`
+    str, which fails that request alone. `logprobs` holds one entry per sampled token for requests that asked, and
+    `prompt_logprobs` one per token that `StepPlan.prompt_logits` scores, for requests that did not fail. `stopped`
     names requests whose stop string ended with this step's token, and which one it was. Of `execute_ns`, `sample_ns`
     went to sampling, 0 where that is not known.
     """
@@ -139,3 +158,4 @@ class StepResult:
     stopped: dict[int, str] = field(default_factory=dict)
     execute_ns: int = 0
     sample_ns: int = 0
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)

@@ -15,8 +15,11 @@ from everystop.core.request import Request
 from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 
-RECORD_VERSION = 1
-"""Of the calls below as a record writes them; one that a replay would misread gets the next number."""
+RECORD_VERSION = 2
+"""Of the calls below as a record writes them; one that a replay would misread gets the next number.
+
+Version 1 has no requests whose prompts are scored, and is otherwise the same.
+"""
 
 
 class Listener(Protocol):

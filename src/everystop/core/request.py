@@ -38,8 +38,11 @@ class SamplingParams:
     """How output tokens are chosen; a value out of range raises RequestError with the field's name.
 
     `temperature` 0 is greedy (ties to the lowest id). `top_k` 0 means all. `logprobs` is None for none, 0 for the
-    chosen token only, k for the k best beside it. `seed` None is replaced by a number at the edge. `max_tokens` None
-    means as many as fit.
+    chosen token only, k for the k best beside it; `prompt_logprobs` is the same for each token of the prompt but the
+    first. `seed` None is replaced by a number at the edge. `max_tokens` None means as many as fit; 0 ends the request
+    once its prompt is computed. None of the sequences in `bad_word_ids` comes about in the output: its last token is
+    not sampled behind the others. `skip_special_tokens` keeps control tokens out of the text,
+    `include_stop_str_in_output` keeps in it what ended it; neither changes a token.
     """
 
     max_tokens: int | None = None
@@ -59,10 +62,14 @@ class SamplingParams:
     logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: int | None = None
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
 
     # What every way in takes: bounds that are whole numbers ask for whole numbers.
     RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "max_tokens": (1, MAX_INTEGER),
+        "max_tokens": (0, MAX_INTEGER),
         "min_tokens": (0, MAX_INTEGER),
         "temperature": (0.0, 100.0),
         "top_p": (0.0, 1.0),
@@ -74,9 +81,10 @@ class SamplingParams:
         "seed": (-(2**63), 2**64 - 1),
         "n": (1, 1024),
         "logprobs": (0, 20),
+        "prompt_logprobs": (0, 20),
     }
     MAX_BIAS: ClassVar[float] = 100.0
-    OPTIONAL: ClassVar[tuple[str, ...]] = ("max_tokens", "seed", "logprobs")
+    OPTIONAL: ClassVar[tuple[str, ...]] = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
 
     def __post_init__(self) -> None:
         for name, (low, high) in self.RANGES.items():
@@ -84,6 +92,7 @@ class SamplingParams:
             if value is not None or name not in self.OPTIONAL:
                 _require(low <= value <= high, name, value, f"from {low} to {high}")
         _require(all(self.stop), "stop", self.stop, "strings that are not empty")
+        _require(all(self.bad_word_ids), "bad_word_ids", self.bad_word_ids, "sequences of token ids that are not empty")
         biases = [bias for _, bias in self.logit_bias]
         _require(all(abs(bias) <= self.MAX_BIAS for bias in biases), "logit_bias", biases, f"up to ±{self.MAX_BIAS:g}")
 
@@ -102,6 +111,9 @@ class Request:
     `Request`s with one `group_id` (the id of the first) and `choice_index` 0 to n-1. `token_ids` holds the prompt, then
     the output. `epoch` counts preemptions, so that a row planned before one is known when it comes back. The first
     `num_lost_tokens` tokens were computed, or found, and lost by a preemption at some time.
+
+    One of the choices, the first, computes the prompt's log-probabilities for all: the logits of its first
+    `num_scored_tokens` tokens, of which `num_planned_scores` are computed or on their way, once each.
     """
 
     request_id: int
@@ -133,6 +145,8 @@ class Request:
     num_preemptions: int = 0
     num_lost_tokens: int = 0
     num_published_blocks: int = 0
+    num_scored_tokens: int = 0
+    num_planned_scores: int = 0
     block_table: list[int] = field(default_factory=list)
     slot: int = -1
     last_served_step: int = -1
@@ -146,6 +160,8 @@ class Request:
             self.group_id = self.request_id
         eos = () if self.params.ignore_eos else self.eos_token_ids
         self.stop_ids = frozenset((*eos, *self.params.stop_token_ids))
+        if self.params.prompt_logprobs is not None and self.choice_index == 0:
+            self.num_scored_tokens = max(0, self.num_prompt_tokens - 1)
 
     @property
     def num_tokens(self) -> int:
@@ -161,6 +177,21 @@ class Request:
     def num_scheduled_through(self) -> int:
         """Tokens computed or on their way: where the next row starts."""
         return self.num_computed_tokens + self.num_in_flight
+
+    @property
+    def is_scoring(self) -> bool:
+        """Logits of its prompt are still to be planned, so it has to compute that part of the prompt itself."""
+        return self.num_planned_scores < self.num_scored_tokens
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """How many tokens another may have computed for it: all but the last, or those whose logits it has."""
+        return self.num_planned_scores if self.is_scoring else len(self.token_ids) - 1
+
+    @property
+    def is_prefilled(self) -> bool:
+        """It generates nothing, and has nothing of its prompt left to compute that anybody wants."""
+        return self.max_tokens == 0 and self.num_computed_tokens >= self.num_prompt_tokens - 1
 
     @property
     def num_remaining(self) -> int:

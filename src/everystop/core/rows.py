@@ -13,9 +13,10 @@ from typing import NamedTuple, overload
 class Row(NamedTuple):
     """One scheduled row: `num_tokens` tokens of a request, from position `start` on.
 
-    `logits_from` is the offset inside the row of the first token whose logits are needed: num_tokens - 1 where the row
-    samples, num_tokens where it does not (a prefill chunk that is not the last). `num_draft` counts drafted tokens at
-    the row's end (0 now).
+    `logits_from` is the offset inside the row of the first token whose logits are needed to sample: num_tokens - 1
+    where the row samples, num_tokens where it does not (a prefill chunk that is not the last, or one of a request that
+    generates nothing). What scores a prompt stands apart, in `StepPlan.prompt_logits`. `num_draft` counts drafted
+    tokens at the row's end (0 now).
     """
 
     request_id: int

@@ -15,7 +15,7 @@ from everystop.core.batch import Batch, Outstanding, Riders
 from everystop.core.boarding import Boarding
 from everystop.core.dealer import Dealer
 from everystop.core.displacement import Displacement
-from everystop.core.errors import NeverFits, PromptTooLong, RequestError
+from everystop.core.errors import RequestError
 from everystop.core.events import (
     ArrivalEvent,
     BlockEvent,
@@ -25,6 +25,7 @@ from everystop.core.events import (
     StepEvent,
     WaitReason,
 )
+from everystop.core.fitting import check_fits
 from everystop.core.integrity import check_scheduler
 from everystop.core.keep_order import KeepOrder
 from everystop.core.kv_cache import KVCache
@@ -160,15 +161,7 @@ class Scheduler:
         self.roster.events.append(RefuseEvent(now_ns, request.request_id, type(error).__name__, request.tenant))
 
     def _check_fits(self, request: Request) -> None:
-        num_prompt, limit = request.num_prompt_tokens, self.limit_tokens
-        if num_prompt == 0:
-            raise RequestError("the prompt has no tokens; send at least one", param="prompt")
-        if num_prompt >= limit:
-            raise PromptTooLong(num_prompt, limit)
-        wanted = request.params.max_tokens
-        if wanted is not None and num_prompt + wanted > limit:
-            raise NeverFits(num_prompt, wanted, limit)
-        request.max_tokens = limit - num_prompt if wanted is None else wanted
+        request.max_tokens = check_fits(request.num_prompt_tokens, request.params.max_tokens, self.limit_tokens)
 
     def abort(self, request_id: int, now_ns: int) -> bool:
         """End a request in whatever state it is; False if it is unknown or already finished."""
@@ -227,7 +220,10 @@ class Scheduler:
                 plan.num_padded_rows += 1
 
     def update(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[Event]:
-        """Take a step's result back: append tokens, finish, free. Returns all events since the last call."""
+        """Take a step's result back: append tokens, finish, free. Returns all events since the last call.
+
+        Whatever came for those who have ended since the plan was made is dropped, from `result.prompt_logprobs` too.
+        """
         outstanding = self.batch.outstanding.popleft()
         assert outstanding.plan is plan
         assert len(result.rows) == len(plan.rows)
@@ -240,6 +236,7 @@ class Scheduler:
             if epoch < 0 or request.state is RequestState.FINISHED:
                 num_wasted += 1
                 accepted.append(())
+                result.prompt_logprobs.pop(request.request_id, None)
                 continue
             if request.epoch == epoch:
                 request.num_computed_tokens += num_tokens
@@ -315,6 +312,8 @@ class Scheduler:
             self.kv.publish(request, request.num_computed_tokens)
         if self._siblings.has_parked(request) and request.num_computed_tokens >= request.num_prompt_tokens - 1:
             self.roster.unpark(request, now_ns)
+        if not tokens and request.is_prefilled:
+            reason = FinishReason.LENGTH
         if reason is not None:
             self._finish(request, reason, detail, now_ns)
         return tokens[:num_accepted]
@@ -327,7 +326,7 @@ class Scheduler:
         if request.request_id in self.batch.running:
             self._alight(request)
         self.roster.leave(request, now_ns)
-        if self.admission is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if self.admission is not None and reason in (FinishReason.STOP, FinishReason.LENGTH) and request.max_tokens:
             self.admission.lengths.add(request.num_output_tokens)
         self.roster.events.append(FinishEvent.of(request, now_ns, self._next_step_id - 1, slot, reason, detail))
 
@@ -336,6 +335,6 @@ class Scheduler:
         slot_use = self.policy.slot_use
         completed = request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         if completed and slot_use is not SlotUse.FREE:
-            self.batch.hold(request, padded=slot_use is SlotUse.PADDED)
+            self.batch.hold(request, padded=slot_use is SlotUse.PADDED and request.num_output_tokens > 0)
         else:
             self.batch.end(request)

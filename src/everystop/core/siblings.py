@@ -40,10 +40,11 @@ class Siblings:
 
     def source_for(self, request: Request, step_id: int) -> tuple[Request | None, Request | None]:
         """(a running sibling whose prompt is computed, None), else (None, one that is at it, or None). One that has
-        matched blocks in this very step still is: copies come before the rows that fill those blocks.
+        matched blocks in this very step still is: copies come before the rows that fill those blocks. A request that
+        scores its prompt computes it itself.
         """
         siblings = self._groups[request.group_id]
-        if len(siblings) == 1:
+        if len(siblings) == 1 or request.is_scoring:
             return None, None
         num_needed = request.num_prompt_tokens - 1
         busy = None

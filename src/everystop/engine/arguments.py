@@ -40,8 +40,9 @@ def check_params(params: Any, num_valid_tokens: int) -> None:
             raise _wrong(name, value, f"{kind} from {low} to {high}")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise _wrong("min_tokens", params.min_tokens, f"at most max_tokens, which is {params.max_tokens}")
-    if type(params.ignore_eos) is not bool:
-        raise _wrong("ignore_eos", params.ignore_eos, "True or False")
+    for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+        if type(getattr(params, name)) is not bool:
+            raise _wrong(name, getattr(params, name), "True or False")
     _check_lists(params, num_valid_tokens)
 
 
@@ -54,6 +55,10 @@ def _check_lists(params: SamplingParams, num_valid_tokens: int) -> None:
         )
     check_ids("logit_bias", [token for token, _ in params.logit_bias], num_valid_tokens)
     check_ids("stop_token_ids", params.stop_token_ids, num_valid_tokens)
+    if not _is_list(params.bad_word_ids) or not all(_is_list(ids) and ids for ids in params.bad_word_ids):
+        raise _wrong("bad_word_ids", params.bad_word_ids, "a tuple of tuples of token ids, none of them empty")
+    for ids in params.bad_word_ids:
+        check_ids("bad_word_ids", ids, num_valid_tokens)
     if params.allowed_token_ids is not None and not check_ids(
         "allowed_token_ids", params.allowed_token_ids, num_valid_tokens
     ):

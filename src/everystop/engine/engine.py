@@ -21,7 +21,7 @@ from everystop.core.durations import NS_PER_S
 from everystop.core.errors import EngineDead, RequestError, TenantQueueFull
 from everystop.core.events import Event, FinishEvent, StepEvent
 from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
-from everystop.core.request import FinishReason, Request
+from everystop.core.request import FinishReason, Request, SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.engine.loop import StepLoop, Turn
 from everystop.engine.messages import Abort, StepOutput, Submit
@@ -41,13 +41,37 @@ class TextDecoder(Protocol):
         ...
 
 
+class MakeTextDecoder(Protocol):
+    """Makes a decoder for one sequence."""
+
+    def __call__(self, *, skip_special_tokens: bool) -> TextDecoder:
+        """A decoder at the beginning of its text, with control tokens left out of it or not."""
+        ...
+
+
+class _StopWatch:
+    """Looks for the stop strings of one request in its text, but in that of its first `min_tokens` tokens."""
+
+    __slots__ = ("_decoder", "_matcher", "_num_early")
+
+    def __init__(self, decoder: TextDecoder, params: SamplingParams) -> None:
+        self._decoder = decoder
+        self._matcher = StopMatcher(params.stop)
+        self._num_early = params.min_tokens
+
+    def feed(self, token_id: int) -> str | None:
+        """The stop string that ends with this token."""
+        text, may_stop = self._decoder.feed(token_id), self._num_early <= 0
+        self._num_early -= 1
+        return self._matcher.feed(text, may_stop=may_stop)[1]
+
+
 class Engine:
     """Runs requests submitted from other threads; `start` it, and `stop` it in the end.
 
     `on_outputs` gets one list of outputs a step, `on_events` the step's events, `on_failure` the error that ended the
-    engine; all three are called on the engine's thread. `submit`, `abort` and `ask_blocks` may be called from any
-    thread, `allocate_ids` from one only. `is_idle` tells that the thread sleeps, `heartbeat_ns` when it last turned its
-    loop.
+    engine; all three are called on the engine's thread. `submit`, `abort`, `ask_blocks` and `stalled_ns` may be called
+    from any thread, `allocate_ids` from one only. `is_idle` tells that the thread sleeps.
     """
 
     def __init__(
@@ -56,7 +80,7 @@ class Engine:
         runner: ModelRunner,
         *,
         eos_token_ids: Sequence[int],
-        make_text_decoder: Callable[[], TextDecoder] | None = None,
+        make_text_decoder: MakeTextDecoder | None = None,
         seed: int | None = None,
         depth: int = 0,
         on_stop: Callable[[], None] | None = None,
@@ -65,8 +89,10 @@ class Engine:
         self.on_events: Callable[[list[Event]], None] = lambda events: None
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.error: BaseException | None = None
-        self.heartbeat_ns = time.monotonic_ns()
         self.is_idle = True
+        self._progress_ns = time.monotonic_ns()  # when a step last came back, or the present work began
+        self._is_at_rest = True  # asleep, with nothing to do
+        self._wake_at_ns = 0  # until when the policy wants to wait
         self._scheduler = scheduler
         self._runner = runner
         self._eos_token_ids = tuple(eos_token_ids)
@@ -79,7 +105,7 @@ class Engine:
         self._stopping = False
         self._is_asked_blocks = False
         self._next_id = 0
-        self._stop_watches: dict[int, tuple[TextDecoder, StopMatcher]] = {}
+        self._stop_watches: dict[int, _StopWatch] = {}
         self._refused: list[StepOutput] = []
         self._thread = threading.Thread(target=self._run, name="everystop-engine", daemon=True)
 
@@ -94,15 +120,19 @@ class Engine:
         first, self._next_id = self._next_id, self._next_id + num
         return first
 
-    def submit(self, message: Submit) -> None:
-        """Queue a request; its outputs follow by `on_outputs`. Raises EngineDead."""
+    def submit(self, message: Submit) -> int:
+        """Queue a request; its outputs follow by `on_outputs`. Returns its seed. Raises EngineDead."""
         if self.error is not None or self._stopping:
             raise EngineDead("the engine has stopped; restart the server" + (f" ({self.error})" if self.error else ""))
-        params = message.params
-        if params.seed is None:
-            message = message._replace(params=replace(params, seed=self._seed_for(message.first_request_id)))
+        params, seed = message.params, message.params.seed
+        if seed is None:
+            seed = self._seed_for(message.first_request_id)
+            message = message._replace(params=replace(params, seed=seed))
+        if self._is_at_rest and not self._inbox:
+            self._progress_ns = time.monotonic_ns()
         self._inbox.append(message)
         self._wake.set()
+        return seed
 
     def abort(self, message: Abort) -> None:
         """Queue the end of requests whose client has gone."""
@@ -113,6 +143,15 @@ class Engine:
         """Have a `BlockEvent` among the events of the turn in progress, or of the next one."""
         self._is_asked_blocks = True
         self._wake.set()
+
+    def stalled_ns(self, now_ns: int) -> int:
+        """How long there has been work and no step has come back; 0 without work, or while the policy wants to wait.
+
+        What counts is that work gets done: a thread that lives, or turns its loop in vain, is no progress.
+        """
+        if not (self._inbox or self._scheduler.requests) or now_ns < self._wake_at_ns:
+            return 0
+        return max(0, now_ns - self._progress_ns)
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread after the step in progress and release the runner; unfinished requests get no more."""
@@ -142,23 +181,28 @@ class Engine:
                     return
                 self._take_messages()
                 turn = self._loop.turn()
-                self.heartbeat_ns = time.monotonic_ns()
+                if not turn.is_idle or not self._scheduler.requests:
+                    self._progress_ns = time.monotonic_ns()
                 self._look_at_blocks(turn.events)
                 self._deliver(turn)
                 if turn.is_idle and not self._inbox:
                     self._sleep(turn.wake_at_ns)
-        except Exception as error:
-            log.exception("the engine has failed")
+        except BaseException as error:  # whatever ends the thread ends the engine, and is told
+            log.error("the engine has failed", exc_info=error)
             self.error = error
             self._guard(self.on_failure, error)
 
     def _sleep(self, wake_at_ns: int | None) -> None:
         """Wait for a message, or until the policy wants to be asked again."""
+        self._wake_at_ns = wake_at_ns or 0
+        self._is_at_rest = not self._scheduler.requests
         self.is_idle = True
         timeout_s = None if wake_at_ns is None else max(0.0, (wake_at_ns - time.monotonic_ns()) / NS_PER_S)
         self._wake.wait(timeout_s)
-        self.is_idle = False
-        self.heartbeat_ns = time.monotonic_ns()
+        self.is_idle = self._is_at_rest = False
+        if wake_at_ns is not None:  # what was waited for counts from now on
+            self._progress_ns = time.monotonic_ns()
+            self._wake_at_ns = 0
 
     def _take_messages(self) -> None:
         while self._inbox:
@@ -194,7 +238,8 @@ class Engine:
                 self._refused.append(_refusal(request.request_id, error))
                 continue
             if params.stop and self._make_text_decoder is not None:
-                self._stop_watches[request.request_id] = (self._make_text_decoder(), StopMatcher(params.stop))
+                decoder = self._make_text_decoder(skip_special_tokens=params.skip_special_tokens)
+                self._stop_watches[request.request_id] = _StopWatch(decoder, params)
 
     def _look_at_blocks(self, events: list[Event]) -> None:
         """Add who holds the blocks to a turn's events, if somebody has asked."""
@@ -203,17 +248,29 @@ class Engine:
             events.append(self._scheduler.block_event(time.monotonic_ns()))
 
     def _check_some_token_may_begin(self, request: Request, now_ns: int) -> None:
-        """Raise RequestError, and record it, where `min_tokens` masks every token that the request allows."""
+        """Raise RequestError, and record it, where every token that the request allows is masked at the beginning."""
         params = request.params
         allowed = params.allowed_token_ids
-        if params.min_tokens > 0 and allowed and request.stop_ids.issuperset(allowed):
+        if not allowed or not (params.min_tokens or params.bad_word_ids):
+            return
+        ends = request.stop_ids if params.min_tokens > 0 else frozenset[int]()
+        bad = {ids[0] for ids in params.bad_word_ids if len(ids) == 1}
+        if ends.issuperset(allowed):
             error = RequestError(
                 f"min_tokens is {params.min_tokens}, but allowed_token_ids names only tokens that end the answer, and "
                 "none of them may be the first; allow another token, or set min_tokens to 0",
                 param="min_tokens",
             )
-            self._scheduler.note_refusal(request, error, now_ns)
-            raise error
+        elif (ends | bad).issuperset(allowed):
+            error = RequestError(
+                "bad_words leave none of the tokens in allowed_token_ids that could be the first; allow another token, "
+                "or take a word out",
+                param="bad_words",
+            )
+        else:
+            return
+        self._scheduler.note_refusal(request, error, now_ns)
+        raise error
 
     def _find_stops(self, plan: StepPlan, result: StepResult) -> None:
         """Tell the scheduler which requests end with this step's token because of a stop string."""
@@ -223,9 +280,8 @@ class Engine:
             watch = self._stop_watches.get(row.request_id)
             if watch is None or isinstance(tokens, str):
                 continue
-            decoder, matcher = watch
             for token in tokens:
-                _, matched = matcher.feed(decoder.feed(token))
+                matched = watch.feed(token)
                 if matched is not None:
                     result.stopped[row.request_id] = matched
                     break
@@ -262,10 +318,15 @@ def _refusal(request_id: int, error: RequestError) -> StepOutput:
 
 
 def _outputs(turn: Turn) -> list[StepOutput]:
-    """One output for each request that got a token or ended in this turn."""
+    """One output for each request that got a token or ended in this turn, and one before for each whose prompt was
+    scored; those scores are taken out of the result, which a record may keep for a while.
+    """
     finished = {event.request_id: event for event in turn.events if isinstance(event, FinishEvent)}
     logprobs = turn.result.logprobs if turn.result is not None else {}
     outputs = []
+    if turn.result is not None and turn.result.prompt_logprobs:
+        scored, turn.result.prompt_logprobs = turn.result.prompt_logprobs, {}
+        outputs += [StepOutput(i, (), prompt_logprobs=tuple(scores)) for i, scores in scored.items()]
     for event in turn.events:
         if isinstance(event, StepEvent):
             for request_id, tokens in zip(event.plan.rows.request_ids, event.tokens, strict=True):

@@ -45,11 +45,15 @@ class Completion:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What `generate` returns for one prompt: `outputs` holds its n choices."""
+    """What `generate` returns for one prompt: `outputs` holds its n choices.
+
+    Where they were asked for, `prompt_logprobs` has an entry for each token of the prompt, None for the first.
+    """
 
     prompt_token_ids: tuple[int, ...]
     outputs: list[Completion]
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
 
 class LLM:
@@ -124,6 +128,7 @@ class LLM:
         params = [self._default(prompt) for prompt in prompts] if given is None else _one_each(given, len(prompts))
         for sampling in params:
             check_params(sampling, self.num_valid_tokens)
+        params = [self.tokenizer.with_control_stops(sampling) for sampling in params]
         answers = [
             RequestOutput(prompt, [Completion(k) for k in range(sampling.n)])
             for prompt, sampling in zip(prompts, params, strict=True)
@@ -131,8 +136,10 @@ class LLM:
         with self._turn:
             self._compute(answers, params)
         for answer, sampling in zip(answers, params, strict=True):
+            if sampling.prompt_logprobs is not None:
+                answer.prompt_logprobs.insert(0, None)
             for choice in answer.outputs:
-                choice.text = self._text(choice, sampling.stop)
+                choice.text = self._text(choice, sampling)
         return answers
 
     def _default(self, prompt: tuple[int, ...]) -> SamplingParams:
@@ -166,6 +173,7 @@ class LLM:
 
     def _take(self, output: StepOutput, by_id: dict[int, tuple[RequestOutput, Completion]]) -> None:
         answer, choice = by_id[output.request_id]
+        answer.prompt_logprobs += output.prompt_logprobs
         choice.token_ids += output.token_ids
         choice.logprobs += output.logprobs
         answer.num_cached_tokens = max(answer.num_cached_tokens, output.num_cached_tokens)
@@ -176,11 +184,17 @@ class LLM:
         if output.error is not None:
             raise RequestError(output.error, param=output.error_param, code=output.error_code)
 
-    def _text(self, choice: Completion, stops: tuple[str, ...]) -> str:
-        ends_with_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
-        decoder = self.tokenizer.text_decoder()
-        text = decoder.push(choice.token_ids[:-1] if ends_with_token else choice.token_ids) + decoder.flush()
-        return StopMatcher(stops).feed(text)[0] if stops and isinstance(choice.stop_reason, str) else text
+    def _text(self, choice: Completion, params: SamplingParams) -> str:
+        is_at_string, shows_stop = isinstance(choice.stop_reason, str), params.include_stop_str_in_output
+        drops_last = choice.finish_reason == "stop" and not is_at_string and not shows_stop
+        decoder = self.tokenizer.text_decoder(skip_special_tokens=params.skip_special_tokens)
+        token_ids = choice.token_ids[:-1] if drops_last else choice.token_ids
+        early = decoder.push(token_ids[: params.min_tokens])
+        rest = decoder.push(token_ids[params.min_tokens :]) + decoder.flush()
+        if not is_at_string:
+            return early + rest
+        matcher = StopMatcher(params.stop, shows_stop=shows_stop)
+        return matcher.feed(early, may_stop=False)[0] + matcher.feed(rest)[0]
 
     def close(self) -> None:
         """End the engine and free its memory; a call in another thread ends with EngineDead."""

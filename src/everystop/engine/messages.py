@@ -34,6 +34,8 @@ class StepOutput(NamedTuple):
     matched stop string or stop token id where there is one. `num_cached_tokens` is the number of prompt tokens taken
     from the prefix cache. `refused` marks a request that was never taken (the message in `error`, and the field in
     `error_param`, are for HTTP 400; with `retry_after_s`, seconds until it may be taken, for HTTP 429).
+    `prompt_logprobs` are those of the next tokens of the prompt, of which the first has none; in all outputs of a
+    request each comes once, in order, and all before the first token. Of n choices the first gets them for all.
     """
 
     request_id: int
@@ -47,3 +49,4 @@ class StepOutput(NamedTuple):
     error_param: str | None = None
     refused: bool = False
     retry_after_s: int | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()

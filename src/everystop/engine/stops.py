@@ -10,33 +10,39 @@ class StopMatcher:
     not depend on how the text is cut into pieces. Text is held back only while it could be the beginning of a stop.
 
     Example, stops ("DEFG",): feed("ABCDE") gives ("ABC", None) and holds "DE"; then feed("FX") gives ("DEFX", None),
-    while feed("FGH") gives ("", "DEFG") and "H" is dropped.
+    while feed("FGH") gives ("", "DEFG") and "H" is dropped. With `shows_stop` the stop itself is shown too, so nothing
+    is held back, and only "H" is dropped.
     """
 
-    __slots__ = ("_held", "_longest", "_stops")
+    __slots__ = ("_held", "_longest", "_shows_stop", "_stops")
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], *, shows_stop: bool = False) -> None:
         assert all(stops), "an empty stop string is refused at the edge"
         self._stops = stops
+        self._shows_stop = shows_stop
         self._longest = max(map(len, stops), default=0)
         self._held = ""
 
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that may be shown now, and the stop that ended it; after a match nothing more may be fed."""
+    def feed(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
+        """The text that may be shown now, and the stop that ended it; after a match nothing more may be fed.
+
+        Unless it `may_stop`, a stop that is complete in this text is none; one that only begins in it may be later.
+        """
         window = self._held + text
-        match = self._first_match(window)
+        shown = len(self._held) if self._shows_stop else 0
+        match = self._first_match(window) if may_stop else None
         if match is not None:
             start, stop = match
             self._held = ""
-            return window[:start], stop
+            return window[shown : start + len(stop) if self._shows_stop else start], stop
         cut = len(window) - self._num_held(window)
         self._held = window[cut:]
-        return window[:cut], None
+        return (window[shown:] if self._shows_stop else window[:cut]), None
 
     def flush(self) -> str:
         """The text that was held back, once no more can come."""
         held, self._held = self._held, ""
-        return held
+        return "" if self._shows_stop else held
 
     def _first_match(self, window: str) -> tuple[int, str] | None:
         best: tuple[int, int, str] | None = None  # (end, start, stop)

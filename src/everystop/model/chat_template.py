@@ -18,6 +18,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 
@@ -26,6 +27,7 @@ from everystop.core.errors import (
     ChatTemplateMissing,
     ConfigError,
     RequestError,
+    UnsupportedField,
     UnsupportedModel,
 )
 from everystop.model.checkpoint import Checkpoint
@@ -43,6 +45,14 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 # Non-characters: Unicode keeps them for a program's own use, so texts hold them by malice only.
 _GUARDS = [chr(code) for code in (*range(0xFDD0, 0xFDF0), *range(0xF0000, 0xFFFFE))]
 
+# What a template gets from here, and what a caller of `apply_chat_template` would set: never a client's.
+RESERVED = frozenset(
+    (
+        *("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"),
+        *("chat_template", "tokenize", "return_dict", "return_tensors", "tokenizer_kwargs"),
+    )
+)
+
 
 class ChatTemplate:
     """A compiled template, or the absence of one (`source` None), which only `render` reports.
@@ -56,6 +66,8 @@ class ChatTemplate:
         self._bos_token, self._eos_token = tokenizer.bos_token, tokenizer.eos_token
         self._guarding = _Guarding(tokenizer.control_tokens)
         self._environment: BoundedEnvironment | None = None
+        self._source = source
+        self._variables: frozenset[str] | None = None
         self._template: jinja2.Template | None = None
         self.is_slow = False
         if source is not None:
@@ -70,18 +82,37 @@ class ChatTemplate:
         """Whether chat can be served."""
         return self._template is not None
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """What a client may set: the names that the template looks up, less those that it gets from here."""
+        if self._variables is None:
+            environment = _environment()
+            looked_up = jinja2.meta.find_undeclared_variables(environment.parse(self._source or ""))
+            self._variables = frozenset(looked_up - RESERVED - environment.globals.keys())
+        return self._variables
+
+    def check_variables(self, variables: Mapping[str, Any]) -> None:
+        """Raise UnsupportedField for one that the template does not look at, and would ignore."""
+        for name in variables:
+            if name not in self.variables:
+                known = ", ".join(sorted(self.variables)) or "none"
+                place = f"chat_template_kwargs.{name[:60]}"
+                raise UnsupportedField(place, f"{place} is no variable of this model's chat template; it has: {known}")
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
-        """The prompt for `messages`, read as `read_messages` says.
+        """The prompt for `messages`, read as `read_messages` says; it ends with the content of the last one where that
+        is to be continued.
 
         Raises ChatTemplateMissing, ChatTemplateError with the template's own words where it refuses or fails, and
-        RequestError for messages that cannot be read and for `variables` in the place of the server's own.
+        RequestError for messages that cannot be read or continued and for `variables` in the place of the server's own.
         """
         if self._template is None or self._environment is None:
             raise ChatTemplateMissing(
@@ -92,27 +123,63 @@ class ChatTemplate:
         _check_names(variables or {}, self._environment)
         plain = read_messages(messages)
         guard, num_chars = _free_guard((plain, tools, variables))
+        guarded = self._guarding.guard(plain, guard)
+        mark = _free_guard((plain, tools, variables, guard))[0] if continue_final_message else ""
+        if continue_final_message:
+            _check_continuable(plain[-1], len(plain) - 1)
+            guarded[-1]["content"] += mark + " "
         values = {
             "bos_token": self._bos_token,
             "eos_token": self._eos_token,
             **self._guarding.guard(dict(variables or {}), guard),
-            "messages": self._guarding.guard(plain, guard),
+            "messages": guarded,
             "tools": self._guarding.guard(tools, guard),
             "add_generation_prompt": add_generation_prompt,
         }
+        text = self._run(self._environment, self._template, values, num_chars)
+        if continue_final_message:
+            text = _cut_at(mark, text, plain[-1]["content"])
+        return RenderedPrompt(text=text, guard=guard)
+
+    def _run(
+        self, environment: BoundedEnvironment, template: jinja2.Template, values: Mapping[str, Any], num_chars: int
+    ) -> str:
         began_ns = time.thread_time_ns()
         try:
-            text = self._environment.run(self._template, values, num_chars)
+            return environment.run(template, values, num_chars)
         except Exception as error:  # whatever a template does wrong is this request's failure alone
-            raise ChatTemplateError(
-                f"the chat template refused the messages: {_reason(error)}",
-                param="messages",
-                code="chat_template_error",
-            ) from error
+            message = f"the chat template refused the messages: {_reason(error)}"
+            raise ChatTemplateError(message, param="messages", code="chat_template_error") from error
         finally:
             is_short = num_chars < SHORT_CHARS
             self.is_slow |= is_short and time.thread_time_ns() - began_ns > SLOW_NS
-        return RenderedPrompt(text=text, guard=guard)
+
+
+def _check_continuable(message: Mapping[str, Any], index: int) -> None:
+    """Raise RequestError for a last message that ends with something else than its content."""
+    if "tool_calls" in message:
+        raise RequestError(
+            "continue_final_message needs a last message that ends with its content, and this one has tool_calls",
+            param=f"messages[{index}].tool_calls",
+        )
+
+
+def _cut_at(mark: str, text: str, content: str) -> str:
+    """The text before the mark, which stood behind the last content with a blank after it.
+
+    Where the template has trimmed that blank, it would have trimmed those at the end of the content too.
+    """
+    before, found, after = text.rpartition(mark)
+    if not found:
+        raise ChatTemplateError(
+            "the chat template does not write the last message as it is, so it cannot be continued; "
+            "leave out continue_final_message",
+            param="continue_final_message",
+            code="chat_template_error",
+        )
+    if after.startswith(" ") or not content.strip():
+        return before
+    return before.removesuffix(content[len(content.rstrip()) :])
 
 
 def _check_names(variables: Mapping[str, Any], environment: BoundedEnvironment) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from everystop.core.errors import RequestError, UnsupportedField
@@ -50,6 +51,21 @@ MESSAGES_SCHEMA: dict[str, Any] = {  # what `read_messages` takes
     "minItems": 1,
     "maxItems": MAX_MESSAGES,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How messages become a prompt: whether it opens the assistant's turn, or leaves the last message open, and what
+    else a template may look at. `add_special_tokens` puts around it what a raw prompt gets, begin-of-text once.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+PLAIN = ChatOptions()
 
 
 def read_messages(messages: Any, name: str = "messages") -> tuple[dict[str, Any], ...]:

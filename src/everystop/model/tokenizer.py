@@ -6,12 +6,13 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tokenizers
 
 from everystop.core.errors import RequestError, UnsupportedModel
+from everystop.core.request import SamplingParams
 
 # Control tokens that end a turn or a text; files often declare only one of those that a model writes.
 END_TOKENS = frozenset(
@@ -124,13 +125,27 @@ class Tokenizer:
             return encoded
         return [[*self._prefix, *ids, *self._suffix] for ids in encoded]
 
-    def encode_rendered(self, prompt: RenderedPrompt) -> list[int]:
+    def spans(self, text: str, *, add_special: bool = True) -> list[tuple[int, int, int]]:
+        """`encode` with places: (id, start, stop) in characters of the text, 0 and 0 for what is put around it.
+
+        Tokens that share a character all stand for it.
+        """
+        encoding = self._inner.encode_batch([text], add_special_tokens=False)[0]
+        inside = [(token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True)]
+        if not add_special:
+            return inside
+        return [*((token, 0, 0) for token in self._prefix), *inside, *((token, 0, 0) for token in self._suffix)]
+
+    def encode_rendered(self, prompt: RenderedPrompt, *, add_special: bool = False) -> list[int]:
         """The ids of what a chat template wrote; its own control tokens are recognised, those of clients are text.
 
-        Begins with begin-of-text exactly once where the model uses it, whether or not the template wrote it.
+        Begins with begin-of-text exactly once where the model uses it, whether or not the template wrote it. With
+        `add_special` all else that the model's tokenizer puts around a text is put around this one too.
         """
         guarded = bool(prompt.guard) and prompt.guard in prompt.text
         ids = self._encode_runs(prompt) if guarded or not self._needs_exact else self._encode_exact(prompt.text)
+        if add_special:
+            ids = [*self._prefix, *ids, *self._suffix]
         bos = self.bos_id
         if bos is None:
             return ids
@@ -157,9 +172,14 @@ class Tokenizer:
         """A token as text for display; bytes of half a character become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
-    def text_decoder(self) -> IncrementalDetokenizer:
+    def text_decoder(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
         """A fresh decoder for one sequence's output."""
-        return IncrementalDetokenizer(self)
+        return IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
+
+    def with_control_stops(self, params: SamplingParams) -> SamplingParams:
+        """The same, but ending at a control token whose text is one of the stop strings, whether or not it is shown."""
+        ids = tuple(self._control_ids[stop] for stop in params.stop if stop in self._control_ids)
+        return replace(params, stop_token_ids=(*params.stop_token_ids, *ids)) if ids else params
 
     def _make_bytes(self, token_id: int) -> bytes:
         if token_id in self._added:

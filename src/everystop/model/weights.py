@@ -74,7 +74,10 @@ class NativePacker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to run: `weights` by canonical name, read-only; `notes` are sentences worth showing to the user."""
+    """A model ready to run: `weights` by canonical name, read-only; `notes` are sentences worth showing to the user.
+
+    `digest` is the SHA-256 of the model's files in hex, "" where there was no home to remember it in.
+    """
 
     spec: DecoderSpec
     dtype: str
@@ -82,6 +85,7 @@ class LoadedModel:
     weights: dict[str, Array]
     from_cache: bool
     notes: tuple[str, ...]
+    digest: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -101,10 +105,12 @@ def load_model(
     packer = packer or NativePacker(num_threads)
     layout = packer.layout(dtype)
     notes = list(checkpoint.warnings)
-    weights, from_cache = None, False
+    weights, from_cache, digest = None, False, ""
     if home is not None:
         try:
-            weights, from_cache = _load_cached(checkpoint, dtype, packer, home, notes)
+            key = _cache_key(checkpoint, dtype, layout, home)
+            digest = key["model"]
+            weights, from_cache = _load_cached(checkpoint, key, packer, home, notes)
         except OSError as error:
             notes.append(
                 f"packed weights are not kept: {home.root}: {error.strerror or error}; "
@@ -113,7 +119,13 @@ def load_model(
     if weights is None:
         weights = _load_into_memory(checkpoint, dtype, packer)
     return LoadedModel(
-        spec=checkpoint.spec, dtype=dtype, layout=layout, weights=weights, from_cache=from_cache, notes=tuple(notes)
+        spec=checkpoint.spec,
+        dtype=dtype,
+        layout=layout,
+        weights=weights,
+        from_cache=from_cache,
+        notes=tuple(notes),
+        digest=digest,
     )
 
 
@@ -186,17 +198,16 @@ def _load_into_memory(checkpoint: Checkpoint, dtype: str, packer: Packer) -> dic
 
 
 def _load_cached(
-    checkpoint: Checkpoint, dtype: str, packer: Packer, home: Home, notes: list[str]
+    checkpoint: Checkpoint, key: dict[str, str], packer: Packer, home: Home, notes: list[str]
 ) -> tuple[dict[str, Array], bool]:
     """The weights, and whether they were there already; raises OSError where the home cannot be used."""
-    key = _cache_key(checkpoint, dtype, packer.layout(dtype), home)
     path = home.folder("weights") / f"{hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest()[:32]}.weights"
     if (weights := _open_cached(path, key, home, notes)) is not None:
         return weights, True
     with home.lock(path.name):
         if (weights := _open_cached(path, key, home, notes)) is not None:
             return weights, True
-        _build_file(path, key, build_weights(checkpoint, dtype, packer))
+        _build_file(path, key, build_weights(checkpoint, key["dtype"], packer))
         _record_verified(path, home)
         with open(path, "rb") as file:
             return map_arrays(file.fileno(), key, verify=False), False

@@ -3,10 +3,11 @@ nothing of models.
 
 A record is gzip-compressed JSON, one array or object a line:
 
-    {"everystop_record": 1, "limits": {...}, "kv": {...}, "step_times": {...}, "policy": "continuous",
+    {"everystop_record": 2, "limits": {...}, "kv": {...}, "step_times": {...}, "policy": "continuous",
      and the fields of PolicySettings: "batch_wait_ns": 0, ..., "shares": {tenant's number: {...}, ...}}
     ["add", now_ns, request_id, group_id, choice_index, num_prompt_tokens, max_tokens, min_tokens, n, num_stop_ids,
-            tenant, priority, and if it has targets of its own: ttft_target_ns, itl_target_ns]
+            tenant, priority, and if it has targets of its own, or has its prompt scored: ttft_target_ns, itl_target_ns,
+            and if it has its prompt scored: true]
     ["refuse", ... the same ...]      by the scheduler
     ["decline", ... the same ...]     by whoever asks, before the scheduler saw it
     ["abort", now_ns, request_id]
@@ -142,10 +143,14 @@ class Recorder:
                     self._write(line for call in batch for line in self._formatter.lines(call))
                     self._write_clients()
                 self._write(self._formatter.last_lines())
-        except OSError as error:
-            log.warning("the record %s ends here: %s", self._path, error)
+        except Exception as error:
+            if isinstance(error, OSError):
+                log.warning("the record %s ends here, the run goes on: %s", self._path, error.strerror or error)
+            else:
+                log.error("the record %s ends here, the run goes on", self._path, exc_info=error)
+            self._clients = deque(maxlen=0)  # whose times nobody writes any more
             while self._batches.get() is not None:
-                self._clients.clear()  # the run goes on, unrecorded
+                pass
 
     def _write_clients(self) -> None:
         while self._clients:
@@ -195,7 +200,9 @@ class _Formatter:
         if kind == "add":
             self._requests[request.request_id] = request
         params = request.params
-        targets = [request.ttft_target_ns, request.itl_target_ns]
+        more: list[Any] = [request.ttft_target_ns, request.itl_target_ns]
+        if params.prompt_logprobs is not None:
+            more.append(True)
         return [
             kind,
             now_ns,
@@ -209,7 +216,7 @@ class _Formatter:
             len(request.stop_ids),
             self._tenants.setdefault(request.tenant, len(self._tenants)),
             request.priority,
-            *(targets if targets != [None, None] else ()),
+            *(more if more != [None, None] else ()),
         ]
 
     def _update(self, now_ns: int, plan: StepPlan, result: StepResult) -> list[Any]:

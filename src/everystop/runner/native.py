@@ -10,13 +10,13 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from everystop.core.plan import Admitted, StepPlan, StepResult, TokenLogprobs
+from everystop.core.plan import Admitted, PromptLogits, StepPlan, StepResult, TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.model.spec import DecoderSpec, Float32Array, rope_frequencies
 from everystop.model.weights import LoadedModel
@@ -117,7 +117,9 @@ class NativeRunner:
         self._follow(plan)
         numbers = np.frombuffer(plan.rows.numbers, dtype=np.int64).reshape(-1, 5)
         copies = np.array(plan.copies, dtype=np.int32) if plan.copies else _NO_COPIES
-        tokens = self._decoder.step(numbers, copies, plan.num_padded_rows).tolist()
+        scored = [each for each in plan.prompt_logits if each.request_id not in self._not_taken]
+        prompts = _offsets_of(plan, scored) if scored else None
+        tokens = self._decoder.step(numbers, copies, plan.num_padded_rows, prompts).tolist()
         rows: list[tuple[int, ...] | str] = [
             (token,) if token >= 0 else _NO_TOKENS if token == -1 else NOT_FINITE for token in tokens
         ]
@@ -129,6 +131,8 @@ class NativeRunner:
         result = StepResult(rows=rows, sample_ns=self._decoder.sample_ns())
         if self._wants_logprobs:
             self._collect_logprobs(plan, tokens, result)
+        if scored:
+            self._collect_prompt_logprobs(plan, scored, result)
         result.execute_ns = time.monotonic_ns() - began_ns
         return result
 
@@ -192,6 +196,14 @@ class NativeRunner:
             if token >= 0 and request_id in self._wants_logprobs:
                 result.logprobs[request_id] = [TokenLogprobs(*self._decoder.logprobs(index))]
 
+    def _collect_prompt_logprobs(self, plan: StepPlan, scored: list[PromptLogits], result: StepResult) -> None:
+        entries = iter(self._decoder.prompt_logprobs())
+        failed = {i for i, out in zip(plan.rows.request_ids, result.rows, strict=True) if isinstance(out, str)}
+        for request_id, _, num_tokens in scored:
+            scores = [TokenLogprobs(*entry) for entry in islice(entries, num_tokens)]
+            if request_id not in failed:
+                result.prompt_logprobs[request_id] = scores
+
     # ------------------------------------------------------ apart from plans
 
     def logits(self, token_ids: Sequence[int]) -> Float32Array:
@@ -235,6 +247,16 @@ class NativeRunner:
             self._decoder.release(_PROBE_ID)
 
 
+def _offsets_of(plan: StepPlan, scored: list[PromptLogits]) -> npt.NDArray[np.int64]:
+    """What is to be scored of a plan as (row, offset in it, number of tokens), int64 [P, 3]."""
+    request_ids, starts = plan.rows.request_ids, plan.rows.starts
+    offsets = []
+    for request_id, start, num_tokens in scored:
+        row = request_ids.index(request_id)
+        offsets.append((row, start - starts[row], num_tokens))
+    return np.array(offsets, dtype=np.int64)
+
+
 def sampling_settings(
     params: SamplingParams,
     choice_index: int,
@@ -255,7 +277,9 @@ def sampling_settings(
         "choice_index": choice_index,
         "min_tokens": params.min_tokens,
         "num_logprobs": -1 if params.logprobs is None else params.logprobs,
+        "num_prompt_logprobs": -1 if params.prompt_logprobs is None else params.prompt_logprobs,
         "stop_token_ids": [i for i in stop_token_ids if i < num_valid_tokens],
         "logit_bias": list(params.logit_bias),
+        "bad_word_ids": list(params.bad_word_ids),
         "allowed_token_ids": allowed_token_ids,
     }

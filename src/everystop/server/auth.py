@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop.core.errors import RequestError
 from everystop.keys import KeyHash, digest_of
-from everystop.server.errors import Unauthorized, error_response
+from everystop.server.errors import Unauthorized, dialect_of, error_response
 from everystop.server.visibility import Caller
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
@@ -44,7 +44,7 @@ class KeyGuard:
         if error is None:
             await self._app(scope, receive, send)
         else:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, dialect_of(scope))(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Exception | None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]

@@ -32,7 +32,7 @@ def run_batch(config: Config, source: Path, target: Path) -> int:
     num_lines = sum(1 for _ in read_requests(source))
     try:
         with open_answers(target, source) as (out, done):
-            return asyncio.run(_Batch(Opening(config, 0).load(), out).run(source, done, num_lines))
+            return asyncio.run(_Batch(Opening(config).load(), out).run(source, done, num_lines))
     except OSError as error:
         raise ConfigError(f"{target}: {error.strerror or error}; name a file that can be written") from error
     except KeyboardInterrupt:
@@ -63,9 +63,9 @@ class _Batch:
         def fail(error: BaseException) -> None:
             loop.call_soon_threadsafe(self._fail, error)
 
-        engine.on_outputs, engine.on_failure = deliver, fail
+        engine.on_outputs, engine.on_events, engine.on_failure = deliver, board.queue.receive, fail
         engine.start()
-        room = asyncio.Semaphore(min(256, self._model.max_sequences // 4))
+        room = asyncio.Semaphore(min(256, max(1, board.queue.max_num_held // 4)))
         try:
             async with asyncio.TaskGroup() as tasks:
                 for line in read_requests(source):

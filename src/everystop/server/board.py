@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import Abort, StepOutput, Submit
-from everystop.server.errors import ClientGone, GenerationFailed, Overloaded
-from everystop.server.texts import ChoiceText, Part, TextDecoder
+from everystop.server.errors import ClientGone, GenerationFailed, Overloaded, SlowReader
+from everystop.server.prompt_report import PromptReport
+from everystop.server.queue import Queue
+from everystop.server.texts import Choice, ChoiceText, Part, Texts
 
 
 class EngineLike(Protocol):
@@ -20,48 +23,69 @@ class EngineLike(Protocol):
     def allocate_ids(self, n: int) -> int:
         """The first of n consecutive request ids."""
 
-    def submit(self, message: Submit) -> None:
-        """Queue a request; raises EngineDead."""
+    def submit(self, message: Submit) -> int:
+        """Queue a request; returns the seed that it is drawn with. Raises EngineDead."""
 
     def abort(self, message: Abort) -> None:
         """Forget requests; unknown ids are ignored."""
 
 
-class Texts(Protocol):
-    """What the board needs of a tokenizer."""
+MAX_BEHIND = 1 << 16  # tokens, and log-probabilities told with them, that one reader has yet to take
+MAX_BEHIND_IN_ALL = 1 << 20  # of all readers together: about 250 MB
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to a text."""
-
-    def text_decoder(self) -> TextDecoder:
-        """A fresh incremental decoder."""
+MakeChoice = Callable[[int, Texts, SamplingParams], Choice]
 
 
 class Generation:
-    """One client request on its way: all choices of all its prompts; iterate with `parts`."""
+    """One client request on its way: all choices of all its prompts; iterate with `parts`.
+
+    `seed` is what its last prompt's choices are drawn with, `report` gathers what the answer says of its prompts.
+    `cut_off` drops the connection to its reader.
+    """
 
     __slots__ = (
         "_failure",
         "_pending",
+        "_values_a_token",
         "_waiter",
         "by_id",
         "choices",
+        "cut_off",
         "first_id",
         "num_prompt_tokens",
         "num_unfinished",
+        "report",
+        "seed",
         "submitted_ns",
     )
 
-    def __init__(self, choices: list[ChoiceText], first_id: int, num_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        choices: list[Choice],
+        first_id: int,
+        num_prompt_tokens: int,
+        report: PromptReport | None = None,
+        *,
+        values_a_token: int = 1,
+    ) -> None:
         self.choices = choices
+        self.report = report
+        self.seed = 0
         self.first_id = first_id
         self.submitted_ns = time.monotonic_ns()
         self.by_id = {first_id + i: choice for i, choice in enumerate(choices)}
         self.num_prompt_tokens = num_prompt_tokens
         self.num_unfinished = len(choices)
+        self.cut_off: Callable[[], None] = lambda: None
+        self._values_a_token = values_a_token
         self._pending: list[StepOutput] = []
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def num_behind(self) -> int:
+        """What the reader has yet to take: tokens, and the log-probabilities told with each."""
+        return len(self._pending) * self._values_a_token
 
     def push(self, output: StepOutput) -> None:
         """Take one output of the engine; the reader is woken once for all that have come since it slept."""
@@ -93,14 +117,17 @@ class Generation:
 class Board:
     """Opens, feeds and closes generations.
 
-    `max_sequences` bounds what the engine holds, running or queued; more is refused (`Overloaded`).
+    `queue` says whether there is room for one more. `aborted` counts the sequences that were ended before their time,
+    by the name of the error that ended them.
     """
 
-    def __init__(self, engine: EngineLike, texts: Texts, max_sequences: int) -> None:
+    def __init__(self, engine: EngineLike, texts: Texts, queue: Queue) -> None:
         self._engine = engine
         self._texts = texts
-        self._max_sequences = max_sequences
+        self.queue = queue
         self._by_id: dict[int, Generation] = {}
+        self._open: dict[Generation, None] = {}  # until closed: also those of which nothing is computed any more
+        self.aborted: Counter[str] = Counter()
 
     @property
     def num_sequences(self) -> int:
@@ -117,57 +144,81 @@ class Board:
         cache_salt: str = "",
         ttft_target_ns: int | None = None,
         itl_target_ns: int | None = None,
+        make_choice: MakeChoice = ChoiceText,
+        report: PromptReport | None = None,
     ) -> Generation:
         """Submit every prompt with its n choices; choice k of prompt i has index i·n + k.
 
-        Raises Overloaded, EngineDead.
+        Raises Overloaded, EngineDead, and RequestError for more than the queue could ever take.
         """
         num = len(prompts) * params.n
-        if len(self._by_id) + num > self._max_sequences:
-            raise Overloaded(
-                f"{len(self._by_id):,} sequences are running or queued; with these {num:,} there would be more than "
-                f"{self._max_sequences:,}; try again later",
-                retry_after_s=1,
-            )
+        sizes = [len(prompt) if k == 0 else 1 for prompt in prompts for k in range(params.n)]
+        self.queue.check(num, sum(sizes), time.monotonic_ns())
         first_id = self._engine.allocate_ids(num)
-        texts = self._texts
-        choices = [ChoiceText(i, texts.text_decoder(), params.stop, texts.token_bytes) for i in range(num)]
-        generation = Generation(choices, first_id, sum(map(len, prompts)))
+        choices = [make_choice(i, self._texts, params) for i in range(num)]
+        num_values, num_prompt_tokens = 1 + (params.logprobs or 0), sum(map(len, prompts))
+        generation = Generation(choices, first_id, num_prompt_tokens, report, values_a_token=num_values)
         for i, prompt in enumerate(prompts):
             submit = Submit(
                 first_id + i * params.n, prompt, params, tenant, priority, cache_salt, ttft_target_ns, itl_target_ns
             )
-            self._engine.submit(submit)
+            generation.seed = self._engine.submit(submit)
         self._by_id.update(dict.fromkeys(generation.by_id, generation))
+        self._open[generation] = None
+        self.queue.enter(dict(zip(generation.by_id, sizes, strict=True)), generation.submitted_ns)
         return generation
 
     def deliver(self, outputs: Sequence[StepOutput]) -> None:
         """One step's outputs; those of forgotten requests are dropped."""
+        self.queue.catch_up()
         by_id = self._by_id
         for output in outputs:
             generation = by_id.get(output.request_id)
             if generation is None:
                 continue
             if output.finish_reason is not None or output.refused:
-                del by_id[output.request_id]
+                self._forget(output.request_id)
             generation.push(output)
 
-    def close(self, generation: Generation) -> None:
-        """Forget a generation; what is unfinished is aborted in the engine."""
-        unfinished = tuple(key for key in generation.by_id if self._by_id.pop(key, None) is not None)
+    def _forget(self, request_id: int) -> bool:
+        """Whether it was known; its room in the queue is free again."""
+        if self._by_id.pop(request_id, None) is None:
+            return False
+        self.queue.leave((request_id,))
+        return True
+
+    def close(self, generation: Generation, error: type[Exception] = Exception) -> None:
+        """Forget a generation; what is unfinished is aborted in the engine, because of an `error` of that kind."""
+        self._open.pop(generation, None)
+        unfinished = tuple(key for key in generation.by_id if self._forget(key))
         if unfinished:
+            self.aborted[error.__name__] += len(unfinished)
             self._engine.abort(Abort(unfinished))
+
+    def end(self, generation: Generation, error: Exception) -> None:
+        """As `close`, and the reader ends with `error`."""
+        self.close(generation, type(error))
+        generation.fail(error)
 
     def abandon(self, generation: Generation) -> None:
         """The client has gone: as `close`, and the reader ends with ClientGone."""
-        self.close(generation)
-        generation.fail(ClientGone())
+        self.end(generation, ClientGone())
 
     def fail_all(self, error: Exception) -> None:
         """End every generation with `error`, and abort what the engine may still run."""
         for generation in set(self._by_id.values()):
-            self.close(generation)
-            generation.fail(error)
+            self.end(generation, error)
+
+    def cut_off_laggards(self) -> None:
+        """Cut off whoever is too far behind with taking its answer, and the furthest behind while all are together."""
+        behind = {generation: generation.num_behind for generation in self._open if generation.num_behind}
+        total = sum(behind.values())
+        for generation in sorted(behind, key=behind.__getitem__, reverse=True):
+            if behind[generation] <= MAX_BEHIND and total <= MAX_BEHIND_IN_ALL:
+                return
+            total -= behind[generation]
+            self.end(generation, SlowReader())
+            generation.cut_off()
 
     async def parts(self, generation: Generation) -> Iterator[Part]:
         """The news since the last call.
@@ -178,18 +229,20 @@ class Board:
         return self._read(generation, await generation.outputs())
 
     def _read(self, generation: Generation, outputs: list[StepOutput]) -> Iterator[Part]:
+        if generation.report is not None:
+            outputs = generation.report.ready(outputs, generation.first_id)
         for output in outputs:
             _raise_failure(output)
             choice = generation.by_id[output.request_id]
             if choice.finish_reason is None:
                 yield from self._take(generation, choice, output)
 
-    def _take(self, generation: Generation, choice: ChoiceText, output: StepOutput) -> Iterator[Part]:
+    def _take(self, generation: Generation, choice: Choice, output: StepOutput) -> Iterator[Part]:
         for piece in choice.take(output):
             yield Part(choice.index, piece)
         if choice.finish_reason is not None:
             generation.num_unfinished -= 1
-            if self._by_id.pop(output.request_id, None) is not None:  # ended here before the engine saw why
+            if self._forget(output.request_id):  # ended here before the engine saw why
                 self._engine.abort(Abort((output.request_id,)))
             yield Part(choice.index, None, choice.finish_reason)
 

@@ -1,19 +1,23 @@
-"""Maps every error to the wire, once: HTTP status, OpenAI's error object, `Retry-After`."""
+"""Maps every error to the wire, once: HTTP status, the error object of the client's dialect, `Retry-After`."""
 
 from __future__ import annotations
 
 import json
 import logging
+from enum import StrEnum
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from everystop.core.errors import Draining, EngineDead, EverystopError, RequestError
 
 logger = logging.getLogger(__name__)
+
+_MAX_PATH_CHARS = 100
 
 
 class BodyTooLarge(RequestError):
@@ -57,8 +61,39 @@ class GenerationFailed(EverystopError):
     """The engine gave up one request, such as for non-finite logits (HTTP 500)."""
 
 
+class TimedOut(EverystopError):
+    """The request has taken as long as it may, whoever set the time (HTTP 504)."""
+
+    def __init__(self, limit_s: float, *, is_own: bool) -> None:
+        whose = "its own timeout" if is_own else "--max-request-seconds"
+        super().__init__(
+            f"the request was not finished within {limit_s:g} s ({whose}) and has been ended; ask for fewer tokens, or "
+            f"{'send a longer timeout' if is_own else 'raise --max-request-seconds'}"
+        )
+
+
 class ClientGone(Exception):
     """The client closed its connection; nobody is left to answer."""
+
+
+class SlowReader(ClientGone):
+    """The client takes its answer too slowly, or not at all; its connection has been cut off."""
+
+
+class Dialect(StrEnum):
+    """Whose error objects a client reads: OpenAI's, or those of Hugging Face's TGI."""
+
+    OPENAI = "openai"
+    TGI = "tgi"
+
+
+TGI_PATHS = frozenset({"/", "/generate", "/generate_stream", "/info"})
+
+
+def dialect_of(scope: Scope) -> Dialect:
+    """What the path speaks, unless the body has told (`dialect` in the scope)."""
+    told: Dialect | None = scope.get("dialect")
+    return told or (Dialect.TGI if scope["path"] in TGI_PATHS else Dialect.OPENAI)
 
 
 class Wire(NamedTuple):
@@ -84,16 +119,30 @@ _WIRE: dict[type, Wire] = {
     Loading: Wire(503, "service_unavailable", "loading", 1),
     Draining: Wire(503, "service_unavailable", "draining", 5),
     EngineDead: Wire(503, "service_unavailable", "engine_failed", 30),
+    TimedOut: Wire(504, "timeout_error", "request_timeout"),
+}
+# TGI's word by HTTP status; it says 422 where OpenAI says 400, and 424 where the engine gave up.
+_TGI_STATUS = {400: 422, 500: 424}
+_TGI_TYPES = {
+    401: "authentication",
+    424: "generation",
+    429: "overloaded",
+    500: "unknown",
+    503: "unhealthy",
+    504: "timeout",
 }
 
 
-def error_object(error: Exception) -> dict[str, Any]:
-    """OpenAI's `{"error": {…}}`; the text of an unforeseen exception stays in the log."""
+def error_object(error: Exception, dialect: Dialect = Dialect.OPENAI) -> dict[str, Any]:
+    """OpenAI's `{"error": {…}}`, or TGI's; the text of an unforeseen exception stays in the log."""
     wire = _wire(error)
     known = isinstance(error, EverystopError)
+    message = str(error) if known else "internal error; the server's log has the details"
+    if dialect is Dialect.TGI:
+        return _tgi_object(message, _status(wire, dialect))
     return {
         "error": {
-            "message": str(error) if known else "internal error; the server's log has the details",
+            "message": message,
             "type": wire.kind,
             "param": getattr(error, "param", None),
             "code": getattr(error, "code", None) or wire.code,
@@ -101,7 +150,38 @@ def error_object(error: Exception) -> dict[str, Any]:
     }
 
 
-def error_response(error: Exception) -> Response:
+def code_of(error: Exception) -> str:
+    """The error's code on the wire, or its kind where it has none."""
+    if isinstance(error, ClientGone):
+        return "client_gone"
+    wire = _wire(error)
+    return getattr(error, "code", None) or wire.code or wire.kind
+
+
+class ErrorResponse(Response):
+    """An error's answer, which leaves its code in the scope as `error_code`, for whoever keeps account."""
+
+    def __init__(self, *args: Any, code: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._code = code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["error_code"] = self._code
+        await super().__call__(scope, receive, send)
+
+
+def _tgi_object(message: str, status: int) -> dict[str, Any]:
+    return {"error": message, "error_type": _TGI_TYPES.get(status, "validation")}
+
+
+def _status(wire: Wire, dialect: Dialect) -> int:
+    """The HTTP status of an error in a dialect."""
+    if dialect is Dialect.OPENAI or wire is _UNFORESEEN:
+        return wire.status
+    return _TGI_STATUS.get(wire.status, wire.status)
+
+
+def error_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> Response:
     """The HTTP answer to an error that came before the response began."""
     wire = _wire(error)
     headers = {}
@@ -110,32 +190,46 @@ def error_response(error: Exception) -> Response:
         headers["retry-after"] = str(retry_after_s)
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    return _reply(wire.status, error_object(error), headers)
+    return _reply(_status(wire, dialect), error_object(error, dialect), headers, code_of(error))
 
 
-def failure_response(error: Exception) -> Response:
+def failure_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> Response:
     """As `error_response`; what nobody foresaw goes to the log too."""
     if not isinstance(error, EverystopError | ClientGone):
         logger.error("unforeseen error in a request", exc_info=error)
-    return error_response(error)
+    return error_response(error, dialect)
 
 
-async def handle_error(_request: Request, error: Exception) -> Response:
+async def handle_error(request: Request, error: Exception) -> Response:
     """Starlette's hook for `failure_response`."""
-    return failure_response(error)
+    return failure_response(error, dialect_of(request.scope))
 
 
-async def handle_http_exception(_request: Request, error: Exception) -> Response:
-    """404 and 405, raised by the router, in OpenAI's shape."""
+async def handle_http_exception(request: Request, error: Exception) -> Response:
+    """404 and 405, raised by the router; the message says what is served instead."""
     assert isinstance(error, HTTPException)
-    message = {404: "no such path", 405: "this path does not take that method"}.get(error.status_code, error.detail)
+    headers = dict(error.headers or {})
+    message = error.detail
+    if error.status_code == 404:
+        message = f"{request.scope['path'][:_MAX_PATH_CHARS]} is not served here; these paths are: {_served(request)}"
+    elif error.status_code == 405:
+        headers["Allow"] = ", ".join(sorted(headers.get("Allow", "").split(", ")))
+        message = f"{request.scope['path'][:_MAX_PATH_CHARS]} takes {headers['Allow']} only"
     code = HTTPStatus(error.status_code).name.lower()
+    if dialect_of(request.scope) is Dialect.TGI:
+        return _reply(error.status_code, _tgi_object(message, error.status_code), headers, code)
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
-    return _reply(error.status_code, body, dict(error.headers or {}))
+    return _reply(error.status_code, body, headers, code)
 
 
-def _reply(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
-    return Response(json.dumps(body), status, headers, media_type="application/json")
+def _served(request: Request) -> str:
+    """The paths of the API, in the order of the routes; files of the dashboard are left out."""
+    paths = [route.path.replace(":path}", "}") for route in request.app.routes]
+    return ", ".join(dict.fromkeys(path for path in paths if not path.startswith("/ui/")))
+
+
+def _reply(status: int, body: dict[str, Any], headers: dict[str, str], code: str) -> Response:
+    return ErrorResponse(json.dumps(body), status, headers, media_type="application/json", code=code)
 
 
 def _wire(error: Exception) -> Wire:

@@ -44,6 +44,10 @@ class Field:
         """The same field with a line of documentation."""
         return replace(self, schema={**self.schema, "description": text})
 
+    def without_effect(self) -> Field:
+        """The same field, which is read and changes nothing."""
+        return replace(self, effect=Effect.NO_EFFECT)
+
     def then(self, change: Callable[[Any], Any]) -> Field:
         """The same field, whose value is changed after it has been read."""
         read = self.read
@@ -113,20 +117,44 @@ def string(max_chars: int) -> Field:
     return Field(read, {"type": "string", "maxLength": max_chars})
 
 
+def one_of(*values: str) -> Field:
+    """One of these words."""
+    must = " or ".join(f'"{value}"' for value in values)
+
+    def read(name: str, value: Any) -> str:
+        if type(value) is not str or value not in values:
+            raise wrong(name, value, must)
+        return value
+
+    return Field(read, {"enum": list(values)})
+
+
+def texts(max_items: int, max_chars: int) -> Field:
+    """A list of texts, each of at most `max_chars` characters."""
+    one = string(max_chars)
+
+    def read(name: str, value: Any) -> tuple[str, ...]:
+        if type(value) is not list or len(value) > max_items:
+            raise wrong(name, value, f"a list of at most {max_items:,} strings")
+        return tuple(one.read(name, item) for item in value)
+
+    return Field(read, {"type": "array", "items": one.schema, "maxItems": max_items})
+
+
 def no_effect() -> Field:
     """Any value: the field is meant for others, or changes nothing here."""
     return Field(lambda name, value: value, {}, Effect.NO_EFFECT)
 
 
 def only(*allowed: Any, why: str) -> Field:
-    """A known field of which only its neutral values are served."""
+    """A known field of which only its neutral values are served, besides null."""
 
     def read(name: str, value: Any) -> Any:
         if not any(_is_same(value, neutral) for neutral in allowed):
             raise UnsupportedField(name, f"{name} = {echo(value)} is not supported: {why}")
         return value
 
-    return Field(read, {"enum": list(allowed), "description": why}, Effect.NEUTRAL_ONLY)
+    return Field(read, {"enum": list(allowed or (None,)), "description": why}, Effect.NEUTRAL_ONLY)
 
 
 def _is_same(value: Any, neutral: Any) -> bool:
@@ -178,6 +206,27 @@ def logit_bias(max_entries: int, max_bias: float) -> Field:
 
     schema = {"type": "object", "maxProperties": max_entries, "propertyNames": {"pattern": "^[0-9]{1,10}$"}}
     return Field(read, {**schema, "additionalProperties": one.schema})
+
+
+def scalars(*, max_entries: int, max_items: int, max_chars: int) -> Field:
+    """An object of texts, numbers, booleans, and lists of them; what is null in it is absent."""
+
+    def is_scalar(value: Any) -> bool:
+        return type(value) in (bool, int, float) or (type(value) is str and len(value) <= max_chars)
+
+    def read(name: str, value: Any) -> dict[str, Any]:
+        if type(value) is not dict or len(value) > max_entries:
+            raise wrong(name, value, f"an object with at most {max_entries:,} entries")
+        for key, item in value.items():
+            is_list = type(item) is list and len(item) <= max_items and all(map(is_scalar, item))
+            if item is not None and not is_list and not is_scalar(item):
+                must = f"a number, a boolean, a text of at most {max_chars:,} characters, or a list of them of at most "
+                raise wrong(f"{name}.{key[:_MAX_ECHO]}", item, f"{must}{max_items:,}")
+        return {key: item for key, item in value.items() if item is not None}
+
+    one: dict[str, Any] = {"anyOf": [{"type": ["boolean", "number"]}, {"type": "string", "maxLength": max_chars}]}
+    anything = {"anyOf": [one, {"type": "array", "items": one, "maxItems": max_items}, {"type": "null"}]}
+    return Field(read, {"type": "object", "maxProperties": max_entries, "additionalProperties": anything})
 
 
 def table(rows: Mapping[str, Field]) -> Field:

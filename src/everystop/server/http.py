@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +25,8 @@ MAX_BODIES_BYTES = 16 * MAX_BODY_BYTES
 MAX_PIPELINED = 16
 KEEP_ALIVE_S = 65
 RECEIVE_S = 60.0
+SEND_S = 30.0
+logger = logging.getLogger(__name__)
 _CLOSE = b"connection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\n" + _CLOSE
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\n" + _CLOSE
@@ -66,8 +70,7 @@ async def read_body(request: Request, take_room: Callable[[int], None]) -> bytes
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.strip().lower() not in ("identity", ""):
         raise BodyEncoded(f"content-encoding {encoding[:60]!r} is not supported; send the body as it is")
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
+    if announced_bytes(request) > MAX_BODY_BYTES:
         raise _body_too_large()
     body = bytearray()
     try:
@@ -79,6 +82,12 @@ async def read_body(request: Request, take_room: Callable[[int], None]) -> bytes
     except ClientDisconnect:
         raise ClientGone from None
     return bytes(body)
+
+
+def announced_bytes(request: Request) -> int:
+    """How long the body is said to be; 0 where it is not said."""
+    announced = request.headers.get("content-length", "")
+    return int(announced) if announced.isdecimal() else 0
 
 
 def _body_too_large() -> BodyTooLarge:
@@ -103,12 +112,29 @@ class _UnframedSend:
         await self._send(message)
 
 
+class _LastSend:
+    """`send` for a client that waits to be told to send its body (RFC 9110, section 10.1.1). If it is answered instead,
+    nobody can know whether the body follows, so the connection ends with that answer.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+
+    async def __call__(self, message: ASGISendEvent) -> None:
+        if self._cycle.waiting_for_100_continue:
+            self._cycle.keep_alive = False
+        await self._send(message)
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol with an end to headers and to waiting for a request.
 
     A client that leaves is noticed by all of its pipelined requests, not by the last alone. Upgrades are passed over,
-    body and all: httptools would drop the body of a request that offers one. HTTP/1.0 clients get no chunks. `abort`
-    in a scope drops the connection at once, with all that its client has not taken.
+    body and all: httptools would drop the body of a request that offers one. HTTP/1.0 clients get no chunks. A client
+    that takes nothing for `SEND_S`, while something waits for it, is cut off; `is_slow` in its scopes tells so. `abort`
+    in a scope drops the connection at once, with all that its client has not taken, and `has_left` tells whether
+    it has ended.
     """
 
     _header_bytes = 0
@@ -116,6 +142,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _has_begun = False
     _passes_over = False
     _deadline: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
+    _num_left = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
@@ -126,6 +154,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell all requests of this connection."""
         self._end_deadline()
+        self._end_stall()
         for cycle in self._open_cycles:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -191,10 +220,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._in_headers = False
         self.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        self.scope["has_left"] = self.transport.is_closing  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         self._open_cycles.append(self.cycle)
         if self.scope["http_version"] == "1.0":
             self.cycle.send = _UnframedSend(self.cycle)  # type: ignore[method-assign]
+        elif self.expect_100_continue:
+            self.cycle.send = _LastSend(self.cycle)  # type: ignore[method-assign]
         if len(self._open_cycles) > MAX_PIPELINED:
             self.transport.close()
         elif self.pipeline:
@@ -214,6 +246,36 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._open_cycles = [cycle for cycle in self._open_cycles if not cycle.response_complete]
         super().on_response_complete()
 
+    def pause_writing(self) -> None:
+        """More waits for the client than is kept for it without asking when it will take some."""
+        super().pause_writing()
+        self._end_stall()
+        self._start_stall()
+
+    def resume_writing(self) -> None:
+        """It has taken most of it."""
+        self._end_stall()
+        super().resume_writing()
+
+    def _start_stall(self) -> None:
+        self._num_left = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(SEND_S, self._look_at_reader)
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _look_at_reader(self) -> None:
+        """Cut off a client that has taken nothing; one that is only slow gets the same time again."""
+        if self.transport.get_write_buffer_size() < self._num_left:
+            self._start_stall()
+            return
+        logger.info("a client took nothing of its answer for %g s and was cut off", SEND_S)
+        for cycle in self._open_cycles:
+            cycle.scope["is_slow"] = True  # type: ignore[typeddict-unknown-key]
+        self.transport.abort()
+
     def _start_deadline(self) -> None:
         self._deadline = self.loop.call_later(RECEIVE_S, self._give_up)
 
@@ -230,6 +292,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._has_begun and not any(cycle.response_started for cycle in self._open_cycles):
             self.transport.write(_TOO_SLOW)
         self.transport.close()
+
+
+def watch_peers(sock: socket.socket) -> None:
+    """Have the system end connections, accepted by this socket, whose peer has vanished without a word: after `SEND_S`
+    with something to send it, after a minute without.
+    """
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", 30),
+        ("TCP_KEEPINTVL", 10),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", round(SEND_S * 1000)),
+    ):
+        if hasattr(socket, name):  # not on every system
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class HttpServer(uvicorn.Server):
@@ -253,6 +332,12 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=2,
             )
         )
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does, over sockets that notice a peer which has vanished."""
+        for sock in sockets or ():
+            watch_peers(sock)
+        await super().serve(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

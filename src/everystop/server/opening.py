@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
+import faulthandler
+import hashlib
+import logging
 import socket
 import ssl
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,12 +27,16 @@ from everystop.model.chat_template import load_chat_template
 from everystop.model.checkpoint import inspect_model
 from everystop.model.generation_config import load_generation_defaults
 from everystop.model.home import Home
+from everystop.model.messages import PLAIN, ChatOptions
 from everystop.model.pull import EMBEDDED, resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
 from everystop.model.weights import LoadedModel, load_model
 from everystop.scheduling import tenants_of
+from everystop.server.crash_file import CrashFiles
 from everystop.server.listener import is_loopback
+from everystop.server.logs import Log, install
 from everystop.server.protocol import Accepted
+from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
 from everystop.server.tls import server_context
@@ -39,11 +45,14 @@ from everystop.tenants import with_keys
 MIB = 1 << 20
 
 
-def run(opening: Opening, sock: socket.socket) -> int:
+def run(opening: Opening, sock: socket.socket, log: Log) -> int:
     """Serve what `opening` loads on a listening socket; returns the exit code."""
     config = opening.config
+    install(log)
+    with contextlib.suppress(OSError, ValueError):  # standard error is closed
+        faulthandler.enable()
     for warning in opening.warnings(is_loopback(sock)):
-        print(f"warning: {warning}", file=sys.stderr, flush=True)
+        log.say(f"warning: {warning}", level=logging.WARNING)
     service = Service(
         sock,
         opening.load,
@@ -53,27 +62,42 @@ def run(opening: Opening, sock: socket.socket) -> int:
         allowed_hosts=config.allowed_host,
         tls=opening.tls,
         shutdown_timeout_s=config.shutdown_timeout,
+        stuck_fail_s=config.stall_timeout,
+        exits_on_failure=config.on_engine_failure == "exit",
+        crash_files=opening.crash_files(),
         stats_interval_s=config.stats_interval,
         explain_history=config.explain_history,
         slow_log_ms=config.slow_log,
-        on_ready=lambda model: print(opening.screen(), flush=True),
+        max_request_s=config.max_request_seconds,
+        on_ready=lambda model: _show(opening, log),
+        say=log.say,
+        log_request=log.say if config.log_requests else None,
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code = runner.run(service.run())
-    if any(thread.name == "everystop-load" for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # a signal came while native code was loading in a thread that cannot be interrupted
-    return code
+        return runner.run(service.run())
+
+
+def _show(opening: Opening, log: Log) -> None:
+    """What is served: a screen for people, or one line of a log for machines."""
+    if opening.config.log_format == "json":
+        log.say("serving", {"url": opening.url, "model": opening.names[0], "version": __version__})
+    else:
+        print(opening.screen(), flush=True)
+
+
+def is_loading() -> bool:
+    """A signal came while native code was loading in a thread that cannot be interrupted."""
+    return any(thread.name == "everystop-load" for thread in threading.enumerate())
 
 
 class Opening:
-    """A checked model, and what it takes to load it; the constructor raises what is wrong with flags and files."""
+    """A checked model, and what it takes to load it, to be served at `url`; the constructor raises what is wrong with
+    flags and files.
+    """
 
-    def __init__(self, config: Config, port: int) -> None:
+    def __init__(self, config: Config, url: str = "") -> None:
         self.config = config
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        self.url = f"{'http' if config.ssl_certfile is None else 'https'}://{host}:{port}"
+        self.url = url
         self.tls = _tls_of(config)
         self._read_keys()
         self._home = Home.from_environment()
@@ -85,7 +109,7 @@ class Opening:
         self._template = load_chat_template(self._checkpoint, self._tokenizer, override)
         self._defaults = load_generation_defaults(self._checkpoint, config.generation_config)
         own_name = path.resolve().name if path.is_dir() else path.stem
-        self.name = config.served_model_name or (config.model if config.model in EMBEDDED else own_name)
+        self.names = config.served_model_name or (config.model if config.model in EMBEDDED else own_name,)
         self._lines: list[tuple[str, str]] = []
 
     def _read_keys(self) -> None:
@@ -130,13 +154,14 @@ class Opening:
             engine=engine,
             texts=tokenizer,
             accepted=Accepted(
-                (self.name,),
+                self.names,
                 num_valid_tokens,
                 capacity.max_model_len,
                 SamplingParams(**defaults),
                 has_priorities=policy.has_priorities,
                 has_targets=policy.has_targets,
                 names_tenants=self.tenants.user,
+                gives_metrics=config.enable_per_request_metrics,
             ),
             encode=tokenizer.encode,
             encode_chat=self.encode_chat,
@@ -147,6 +172,8 @@ class Opening:
                 block_size=capacity.block_size,
             ),
             num_blocks=capacity.num_blocks,
+            queue=QueueLimits(config.max_num_queued_reqs, config.max_num_queued_tokens),
+            fingerprint=fingerprint(__version__, loaded.digest, config.dtype, _native.isa()),
             tenant_names=tuple(self.tenants.by_name),
             on_answered=None if recorder is None else recorder.client,
             is_chat_slow=lambda: self._template.is_slow,
@@ -158,7 +185,10 @@ class Opening:
         blocks = f"{num_blocks:,} blocks of {capacity.block_size} tokens, {capacity.num_bytes / MIB:,.0f} MiB"
         per_seq = max(1, num_blocks // config.max_num_seqs) * capacity.block_size
         return [
-            ("model", f"{self.name} ({self._checkpoint.path.name}), {loaded.num_bytes / MIB:,.0f} MiB of weights"),
+            (
+                "model",
+                f"{', '.join(self.names)} ({self._checkpoint.path.name}), {loaded.num_bytes / MIB:,.0f} MiB of weights",
+            ),
             ("arithmetic", f"{config.dtype}, {_native.isa()} kernels ({loaded.layout}), {threads} threads"),
             ("KV cache", f"{blocks}: {capacity.num_longest_requests:,} requests of {length:,} tokens at once,"),
             ("", f"or {min(config.max_num_seqs, num_blocks)} (--max-num-seqs) of {min(length, per_seq):,}"),
@@ -169,14 +199,29 @@ class Opening:
             *(("note", note) for note in loaded.notes),
         ]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = PLAIN) -> list[int]:
         """Token ids of a conversation; raises RequestError, also for what the template refuses."""
-        return self._tokenizer.encode_rendered(self._template.render(messages))
+        self._template.check_variables(options.variables)
+        rendered = self._template.render(
+            messages,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            variables=options.variables,
+        )
+        return self._tokenizer.encode_rendered(rendered, add_special=options.add_special_tokens)
+
+    def crash_files(self) -> CrashFiles:
+        """Where crash files go, and what they say of the settings."""
+        config = self.config
+        folder = self._home.root / "crashes" if config.crash_dir is None else Path(config.crash_dir).expanduser()
+        return CrashFiles(folder, config.max_crash_files, config.shown())
 
     def screen(self) -> str:
         """What is served, how, and where."""
         lines = [f"Everystop {__version__}", *(f"  {name:<11}{text}" for name, text in self._lines)]
-        return "\n".join([*lines, f"Serving on {self.url} (try {self.url}/v1/chat/completions, watch {self.url}/ui)"])
+        is_web = self.url.startswith("http")
+        hint = f" (try {self.url}/v1/chat/completions, watch {self.url}/ui)" if is_web else ""
+        return "\n".join([*lines, f"Serving on {self.url}{hint}"])
 
     def _sampling_text(self) -> str:
         values = self._defaults.values()
@@ -190,6 +235,11 @@ def _tls_of(config: Config) -> ssl.SSLContext | None:
     if config.ssl_certfile is None or config.ssl_keyfile is None:
         return None
     return server_context(config.ssl_certfile, config.ssl_keyfile)
+
+
+def fingerprint(*parts: str) -> str:
+    """A name for what determines an answer; the same parts give the same name, on any day and machine."""
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 def _target_text(config: Config) -> str:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from everystop.core.errors import RequestError
+from everystop.core.fitting import check_fits
 from everystop.core.request import SamplingParams
+from everystop.model.bad_words import bad_word_ids
 from everystop.server import protocol
 from everystop.server.protocol import Accepted, Parsed
 from everystop.server.state import ServedModel
 
+PREPARE_WORKERS = 2  # threads for bodies that are too large for the event loop
 MAX_TOKEN_BYTES = 256  # no token of any vocabulary stands for more characters
 
 Parse = Callable[[dict[str, Any], Accepted], Parsed]
@@ -25,26 +29,52 @@ class Prepared(NamedTuple):
     params: SamplingParams
 
 
-def prepare(model: ServedModel, parse: Parse, body: bytes) -> Prepared:
-    """Read a body with `parse` and encode its prompts; raises RequestError."""
+def prepare(model: ServedModel, parse: Parse, body: bytes, admit: Callable[[int], None] = lambda num: None) -> Prepared:
+    """Read a body with `parse` and encode its prompts; raises RequestError.
+
+    `admit` hears how many sequences it asks for before any prompt is rendered or encoded, and may raise.
+    """
     parsed = parse(protocol.parse_json(body), model.accepted)
-    prompts = _encode(model, parsed)
+    admit(max(1, len(parsed.prompts)) * parsed.params.n)
+    prompts = encode(model, parsed)
     if not all(prompts):
         raise RequestError("the prompt has no tokens; send at least one", param="prompt", code="empty_prompt")
-    return Prepared(parsed, prompts, _with_default_length(parsed.params, prompts, model.accepted))
+    params = model.texts.with_control_stops(parsed.params)
+    if parsed.bad_words:
+        spell = partial(model.encode, add_special=False)
+        params = replace(params, bad_word_ids=bad_word_ids(parsed.bad_words, spell))
+    params = _with_default_length(params, prompts, model)
+    for prompt in prompts:
+        check_fits(len(prompt), params.max_tokens, model.limit_tokens)
+    return Prepared(parsed, prompts, params)
 
 
-def _encode(model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
+def encode(model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
+    """The token ids of each prompt, or of the conversation, as far as they are to be kept; raises RequestError."""
     limit = model.accepted.max_model_len
     if parsed.messages:
-        _check_length("messages", sum(len(message["content"]) for message in parsed.messages), limit)
-        return [tuple(model.encode_chat(parsed.messages))]
+        check_length("messages", sum(len(message["content"]) for message in parsed.messages), limit)
+        return [_cut(model, parsed, tuple(model.encode_chat(parsed.messages, parsed.chat)), is_text=True)]
     for prompt in parsed.prompts:
-        _check_length("prompt", len(prompt), limit)
-    return [tuple(model.encode(prompt)) if isinstance(prompt, str) else prompt for prompt in parsed.prompts]
+        check_length("prompt", len(prompt), limit)
+    add_special = parsed.add_special_tokens
+    return [
+        _cut(model, parsed, tuple(model.encode(prompt, add_special=add_special)), is_text=True)
+        if isinstance(prompt, str)
+        else _cut(model, parsed, prompt, is_text=False)
+        for prompt in parsed.prompts
+    ]
 
 
-def _check_length(name: str, length: int, limit_tokens: int) -> None:
+def _cut(model: ServedModel, parsed: Parsed, prompt: tuple[int, ...], *, is_text: bool) -> tuple[int, ...]:
+    """What is kept of a prompt; what the tokenizer puts before a text stays there."""
+    if parsed.truncation is None:
+        return prompt
+    num_fitting = max(1, model.accepted.max_model_len - max(1, parsed.params.max_tokens or 1))
+    return parsed.truncation.cut(prompt, num_fitting, model.encode("", add_special=True) if is_text else ())
+
+
+def check_length(name: str, length: int, limit_tokens: int) -> None:
     """Refuse what cannot fit however it is cut into tokens, before time goes into cutting it."""
     if length > limit_tokens * MAX_TOKEN_BYTES:
         raise RequestError(
@@ -54,9 +84,9 @@ def _check_length(name: str, length: int, limit_tokens: int) -> None:
         )
 
 
-def _with_default_length(params: SamplingParams, prompts: list[tuple[int, ...]], accepted: Accepted) -> SamplingParams:
+def _with_default_length(params: SamplingParams, prompts: list[tuple[int, ...]], model: ServedModel) -> SamplingParams:
     """Where a request is silent, the model's recommended output length as far as it fits; else all that fits."""
-    default = accepted.defaults.max_tokens
+    default = model.accepted.defaults.max_tokens
     if params.max_tokens is not None or default is None:
         return params
-    return replace(params, max_tokens=max(1, min(default, accepted.max_model_len - max(map(len, prompts)))))
+    return replace(params, max_tokens=max(1, min(default, model.limit_tokens - max(map(len, prompts)))))

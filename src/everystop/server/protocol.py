@@ -11,18 +11,24 @@ import msgspec
 from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS, NS_PER_MS
 from everystop.core.errors import RequestError, UnsupportedField
 from everystop.core.request import SamplingParams
-from everystop.model.messages import MESSAGES_SCHEMA, read_messages
+from everystop.model.messages import MESSAGES_SCHEMA, PLAIN, ChatOptions, read_messages
 from everystop.server import fields, json_shape
 from everystop.server.errors import ModelUnknown
-from everystop.server.fields import Field, wrong
+from everystop.server.fields import Effect, Field, wrong
+from everystop.server.truncation import Truncation, read_truncation
+from everystop.server.wishes import NO_WISHES, Wishes, check_sequences, num_scored, read_wishes
 
 MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_SEQUENCES = 1024
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
 MAX_PRIORITY = 1000
 MAX_USER_CHARS = 256
+MAX_STREAM_INTERVAL = 1_000_000
+MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400
 MAX_JSON_MARKS = 2_000_000
 _COUNTED_BYTES = 1 << 18
 
@@ -42,6 +48,7 @@ class Accepted:
     has_priorities: bool = False
     has_targets: bool = False
     names_tenants: bool = False
+    gives_metrics: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +60,16 @@ class Parsed:
     prompts: tuple[Prompt, ...] = ()
     messages: tuple[dict[str, Any], ...] = ()
     stream: bool = False
-    include_usage: bool = False
-    include_progress: bool = False
+    wishes: Wishes = NO_WISHES
+    chat: ChatOptions = PLAIN
+    add_special_tokens: bool = True
+    truncation: Truncation | None = None
+    bad_words: tuple[str, ...] = ()
     cache_salt: str = ""
     priority: int = 0
     ttft_target_ns: int | None = None
     itl_target_ns: int | None = None
+    timeout_s: float | None = None
     user: str = ""
 
 
@@ -106,15 +117,16 @@ def parse_completion(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
     prompts = values["prompt"]
     for prompt in prompts:
         if not isinstance(prompt, str):
-            _check_vocabulary("prompt", prompt, accepted)
+            check_vocabulary("prompt", prompt, accepted)
     num_sequences = len(prompts) * parsed.params.n
+    check_sequences(parsed.wishes, num_sequences)
     if num_sequences > MAX_SEQUENCES:
         raise RequestError(
             f"{len(prompts):,} prompts × n {parsed.params.n} = {num_sequences:,} sequences; "
             f"at most {MAX_SEQUENCES:,} are taken in one request",
             param="n",
         )
-    return replace(parsed, prompts=prompts)
+    return replace(parsed, prompts=prompts, add_special_tokens=values.get("add_special_tokens", True))
 
 
 def parse_chat(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
@@ -130,32 +142,75 @@ def parse_chat(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
     max_tokens = values.get("max_completion_tokens", values.get("max_tokens"))
     if values.get("max_tokens", max_tokens) != max_tokens:
         raise RequestError("max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
-    return replace(_parse_common(values, accepted, logprobs, max_tokens), messages=values["messages"])
+    parsed = _parse_common(values, accepted, logprobs, max_tokens)
+    check_sequences(parsed.wishes, parsed.params.n)
+    return replace(parsed, messages=values["messages"], chat=_read_chat_options(values))
+
+
+def _read_chat_options(values: dict[str, Any]) -> ChatOptions:
+    continues = values.get("continue_final_message", False)
+    opens = values.get("add_generation_prompt", not continues)
+    if continues and opens:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt are both true, but an answer either goes on with the "
+            "last message or begins a new one; set one of them to false",
+            param="continue_final_message",
+        )
+    return ChatOptions(
+        add_generation_prompt=opens,
+        continue_final_message=continues,
+        add_special_tokens=values.get("add_special_tokens", False),
+        variables=values.get("chat_template_kwargs", {}),
+    )
 
 
 def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | None, max_tokens: int | None) -> Parsed:
-    model = values.get("model", accepted.model_names[0])
-    if model not in accepted.model_names:
-        raise ModelUnknown(f"the model {model!r} is not served here; {accepted.model_names[0]!r} is", param="model")
-    stream = values.get("stream", False)
-    if "stream_options" in values and not stream:
-        raise RequestError("stream_options needs stream = true", param="stream_options")
-    stream_options = values.get("stream_options", {})
+    model = check_model(values.get("model"), accepted)
     chosen = {name: values[name] for name in PARAMETER_FIELDS if name in values}
-    params = replace(accepted.defaults, **chosen, max_tokens=max_tokens, logprobs=logprobs)
+    wishes = read_wishes(values, gives_metrics=accepted.gives_metrics)
+    params = replace(
+        accepted.defaults,
+        **chosen,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=num_scored(wishes, logprobs),
+    )
     _check_parameters(params, accepted)
+    if max_tokens == 0 and not wishes.echo and wishes.prompt_logprobs is None:
+        raise RequestError(
+            "max_tokens is 0, but nothing is asked of the prompt either; set echo or prompt_logprobs, or ask for at "
+            "least one token",
+            param="max_tokens",
+        )
+    if values.get("spaces_between_special_tokens") and not params.skip_special_tokens:
+        raise UnsupportedField(
+            "spaces_between_special_tokens",
+            "spaces_between_special_tokens = true is not supported with skip_special_tokens = false: no blanks are put "
+            "between tokens; leave it out",
+        )
     return Parsed(
         params=params,
         model=model,
-        stream=stream,
-        include_usage=stream_options.get("include_usage", False),
-        include_progress=stream_options.get("include_progress", False),
+        stream=values.get("stream", False),
+        wishes=wishes,
+        truncation=read_truncation(values),
+        bad_words=values.get("bad_words", ()),
         cache_salt=values.get("cache_salt", ""),
         priority=_read_priority(values, accepted),
         ttft_target_ns=_read_target("ttft_target_ms", values, accepted),
         itl_target_ns=_read_target("itl_target_ms", values, accepted),
+        timeout_s=values.get("timeout"),
         user=_read_user(values, accepted),
     )
+
+
+def check_model(model: str | None, accepted: Accepted) -> str:
+    """The served name that is meant; raises ModelUnknown."""
+    if model is None:
+        return accepted.model_names[0]
+    if model not in accepted.model_names:
+        raise ModelUnknown(f"the model {model!r} is not served here; {accepted.model_names[0]!r} is", param="model")
+    return model
 
 
 def _read_priority(values: dict[str, Any], accepted: Accepted) -> int:
@@ -185,14 +240,15 @@ def _check_parameters(params: SamplingParams, accepted: Accepted) -> None:
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         message = f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}"
         raise RequestError(message, param="min_tokens")
-    _check_vocabulary("logit_bias", [token for token, _ in params.logit_bias], accepted)
-    _check_vocabulary("stop_token_ids", params.stop_token_ids, accepted)
-    _check_vocabulary("allowed_token_ids", params.allowed_token_ids or (), accepted)
+    check_vocabulary("logit_bias", [token for token, _ in params.logit_bias], accepted)
+    check_vocabulary("stop_token_ids", params.stop_token_ids, accepted)
+    check_vocabulary("allowed_token_ids", params.allowed_token_ids or (), accepted)
     if params.allowed_token_ids == ():
         raise RequestError("allowed_token_ids is empty: no token could be chosen", param="allowed_token_ids")
 
 
-def _check_vocabulary(name: str, ids: tuple[int, ...] | list[int], accepted: Accepted) -> None:
+def check_vocabulary(name: str, ids: tuple[int, ...] | list[int], accepted: Accepted) -> None:
+    """Raise RequestError for an id that no token has."""
     if ids and not (min(ids) >= 0 and max(ids) < accepted.vocab_size):
         bad = next(token for token in ids if not 0 <= token < accepted.vocab_size)
         raise RequestError(
@@ -242,84 +298,140 @@ _PROMPT_SCHEMA: dict[str, Any] = {
 }
 
 STREAM_OPTION_FIELDS: dict[str, Field] = {
-    "include_usage": fields.boolean(),
-    "include_progress": fields.boolean(),
-    "include_obfuscation": fields.no_effect(),
-    "continuous_usage_stats": fields.only(False, why="usage comes once, at the end"),
+    "include_usage": fields.boolean().described("one more chunk with `usage` and no choices before the end"),
+    "continuous_usage_stats": fields.boolean().described("`usage` so far in every chunk"),
+    "include_progress": fields.boolean().described("comments that say how the request waits, one a second"),
+    "include_obfuscation": fields.only(False, why="deltas are sent as they are"),
 }
 
 PARAMETER_FIELDS: dict[str, Field] = {
-    "min_tokens": fields.within(*RANGES["min_tokens"]),
-    "temperature": fields.within(*RANGES["temperature"]),
-    "top_p": fields.within(*RANGES["top_p"]),
-    "top_k": fields.within(-1, RANGES["top_k"][1]).then(lambda top_k: max(0, top_k)),
-    "min_p": fields.within(*RANGES["min_p"]),
-    "repetition_penalty": fields.within(*RANGES["repetition_penalty"]),
-    "presence_penalty": fields.within(*RANGES["presence_penalty"]),
-    "frequency_penalty": fields.within(*RANGES["frequency_penalty"]),
-    "seed": fields.within(*RANGES["seed"]).then(lambda seed: seed % 2**63),
-    "n": fields.integer(1, MAX_N),
-    "stop": fields.stop_strings(MAX_STOPS, MAX_STOP_CHARS),
-    "stop_token_ids": fields.token_ids(1024),
-    "ignore_eos": fields.boolean(),
-    "logit_bias": fields.logit_bias(1024, SamplingParams.MAX_BIAS),
-    "allowed_token_ids": fields.token_ids(2**20).then(lambda ids: tuple(sorted(set(ids)))),
+    "min_tokens": fields.within(*RANGES["min_tokens"]).described("no end token and no stop token id before so many"),
+    "temperature": fields.within(*RANGES["temperature"]).described("0 is greedy"),
+    "top_p": fields.within(*RANGES["top_p"]).described("the most likely tokens that make up so much probability"),
+    "top_k": fields.within(-1, RANGES["top_k"][1])
+    .then(lambda top_k: max(0, top_k))
+    .described("the k most likely tokens; 0 and -1 mean all"),
+    "min_p": fields.within(*RANGES["min_p"]).described("at least this share of the most likely token's probability"),
+    "repetition_penalty": fields.within(*RANGES["repetition_penalty"]).described("for tokens of prompt and answer"),
+    "presence_penalty": fields.within(*RANGES["presence_penalty"]).described("for tokens of the answer, once each"),
+    "frequency_penalty": fields.within(*RANGES["frequency_penalty"]).described("for tokens of the answer, each time"),
+    "seed": fields.within(*RANGES["seed"])
+    .then(lambda seed: seed % 2**63)
+    .described("the same seed and prompt give the same answer; counted modulo 2^63"),
+    "n": fields.integer(1, MAX_N).described("choices for each prompt; choice k of prompt i has the index i·n + k"),
+    "stop": fields.stop_strings(MAX_STOPS, MAX_STOP_CHARS).described(
+        "ends the answer, and is not shown; also the text of a control token"
+    ),
+    "stop_token_ids": fields.token_ids(1024).described("end the answer, and are not shown"),
+    "ignore_eos": fields.boolean().described("the model's own end tokens do not end the answer"),
+    "logit_bias": fields.logit_bias(1024, SamplingParams.MAX_BIAS).described("added to the logits of these token ids"),
+    "allowed_token_ids": fields.token_ids(2**20)
+    .then(lambda ids: tuple(sorted(set(ids))))
+    .described("no other token is chosen"),
+    "skip_special_tokens": fields.boolean().described("false shows control tokens as text (default: true)"),
+    "include_stop_str_in_output": fields.boolean().described("the stop that ended the answer is shown"),
 }
 _GREEDY_OR_SAMPLED = "answers are sampled, or greedy at temperature 0"
+_UNCONSTRAINED = "answers are not held to a grammar"
 COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
-    "model": fields.string(1024),
-    "max_tokens": fields.within(*RANGES["max_tokens"]),
-    "stream": fields.boolean(),
-    "stream_options": fields.table(STREAM_OPTION_FIELDS),
-    "cache_salt": fields.string(1024),
-    "priority": fields.integer(-MAX_PRIORITY, MAX_PRIORITY),
-    "ttft_target_ms": fields.number(MIN_TARGET_MS, MAX_TARGET_MS),
-    "itl_target_ms": fields.number(MIN_TARGET_MS, MAX_TARGET_MS),
-    "user": fields.no_effect(),
-    # without effect here
+    "model": fields.string(1024).described("a served name; without it the first one"),
+    "max_tokens": fields.within(*RANGES["max_tokens"]).described(
+        "without it as many as fit, or as the model's files say; 0 only with `echo` or `prompt_logprobs`"
+    ),
+    "stream": fields.boolean().described("server-sent events, at least one a token"),
+    "stream_options": fields.table(STREAM_OPTION_FIELDS).described("only with `stream`"),
+    "stream_interval": fields.integer(1, MAX_STREAM_INTERVAL).described(
+        "tokens in one chunk of a stream; the first comes at once"
+    ),
+    "spaces_between_special_tokens": fields.boolean().described(
+        "false: nothing is put between control tokens, as always; true only where they are not shown"
+    ),
+    "include_metrics": fields.boolean().described(
+        "the object `metrics` beside `usage`; in a stream only with `include_usage`"
+    ),
+    "timings_per_token": fields.boolean().described("the object `timings` beside `usage`, and in every chunk"),
+    "cache_salt": fields.string(1024).described("prefixes are shared only with requests of the same salt"),
+    "priority": fields.integer(-MAX_PRIORITY, MAX_PRIORITY).described(
+        "lower is earlier; other than 0 only under `--policy priority`"
+    ),
+    "ttft_target_ms": fields.number(MIN_TARGET_MS, MAX_TARGET_MS).described("only under `--policy deadline`"),
+    "itl_target_ms": fields.number(MIN_TARGET_MS, MAX_TARGET_MS).described("only under `--policy deadline`"),
+    "timeout": fields.number(MIN_TIMEOUT_S, MAX_TIMEOUT_S).described(
+        "seconds from the last byte of the request to the end of the answer; then 504, or an error event in a stream"
+    ),
+    "user": fields.no_effect().described("names the tenant where the file of `--tenants` says that it may"),
     "metadata": fields.no_effect(),
-    "store": fields.no_effect(),
+    "store": fields.no_effect().described("nothing is stored"),
     "safety_identifier": fields.no_effect(),
-    "prompt_cache_key": fields.no_effect(),
+    "prompt_cache_key": fields.no_effect().described("prefixes are found without it; see `cache_salt`"),
     "prompt_cache_retention": fields.no_effect(),
-    "service_tier": fields.only("auto", "default", why="there is one tier"),
-    # neutral values alone
+    "service_tier": fields.only("auto", "default", why="there is one tier; the answer names it `default`"),
     "use_beam_search": fields.only(False, why=_GREEDY_OR_SAMPLED),
-    "length_penalty": fields.only(1, 1.0, why="it belongs to beam search"),
-    "skip_special_tokens": fields.only(True, why="control tokens are never shown"),
-    "spaces_between_special_tokens": fields.only(True, why="control tokens are never shown"),
-    "include_stop_str_in_output": fields.only(False, why="a stop string is never shown"),
-    "prompt_logprobs": fields.only(False, why="logprobs are given for output tokens"),
-    "return_tokens_as_token_ids": fields.only(False, why="tokens are given as text and bytes"),
-    "return_token_ids": fields.only(False, why="tokens are given as text and bytes"),
-    "stream_interval": fields.only(1, why="each token is its own event"),
+    "length_penalty": fields.only(1, why="it belongs to beam search"),
+    "early_stopping": fields.only(False, why="it belongs to beam search"),
+    "prompt_logprobs": fields.within(*RANGES["prompt_logprobs"]).described(
+        "log-probabilities of the prompt's tokens, and of so many others in the place of each; not in a stream"
+    ),
+    "logprob_token_ids": fields.only([], why="the best tokens are told, not tokens by name"),
+    "return_tokens_as_token_ids": fields.boolean().described("`logprobs` name tokens as `token_id:7`"),
+    "return_token_ids": fields.boolean().described("`prompt_token_ids`, and `token_ids` of each choice or chunk"),
+    "truncate_prompt_tokens": fields.within(-1, RANGES["max_tokens"][1]).described(
+        "at most so many tokens of the prompt are kept; -1: as many as fit"
+    ),
+    "truncation_side": fields.one_of("left", "right").described(
+        "where the prompt is cut: `left` keeps its end (the default), `right` its beginning"
+    ),
+    "bad_words": fields.texts(MAX_BAD_WORDS, MAX_BAD_WORD_CHARS).described(
+        "do not come about in the answer, with or without a blank before them"
+    ),
+    "response_format": fields.only({"type": "text"}, why=_UNCONSTRAINED),
+    "structured_outputs": fields.only(why=_UNCONSTRAINED),
+    "guided_json": fields.only(why=_UNCONSTRAINED),
+    "guided_regex": fields.only(why=_UNCONSTRAINED),
+    "guided_choice": fields.only(why=_UNCONSTRAINED),
+    "guided_grammar": fields.only(why=_UNCONSTRAINED),
+    "request_id": fields.only(why="the header x-request-id names a request"),
 }
 COMPLETION_FIELDS: dict[str, Field] = COMMON_FIELDS | {
-    "prompt": Field(_read_prompt, _PROMPT_SCHEMA),
-    "logprobs": fields.integer(0, 5),
-    "best_of": fields.integer(1, MAX_N),
-    "echo": fields.only(False, why="prompts are not repeated"),
+    "prompt": Field(_read_prompt, _PROMPT_SCHEMA).described("text, token ids, or a list of either"),
+    "logprobs": fields.within(*RANGES["logprobs"]).described("of the chosen token, and of so many others"),
+    "best_of": replace(fields.integer(1, MAX_N), effect=Effect.NEUTRAL_ONLY).described("only equal to `n`"),
+    "echo": fields.boolean().described("the prompt before the answer, also in `logprobs`"),
     "suffix": fields.only("", why="text is only generated at the end"),
-    "add_special_tokens": fields.only(True, why="text gets the model's special tokens; send token ids instead"),
-    "response_format": fields.only({"type": "text"}, why="only plain text is generated"),
+    "add_special_tokens": fields.boolean().described(
+        "false: nothing is put around the text of the prompt, such as a begin-of-text token (default: true)"
+    ),
 }
 CHAT_FIELDS: dict[str, Field] = COMMON_FIELDS | {
-    "messages": Field(lambda name, value: read_messages(value, name), MESSAGES_SCHEMA),
-    "max_completion_tokens": fields.within(*RANGES["max_tokens"]),
-    "logprobs": fields.boolean(),
-    "top_logprobs": fields.within(*RANGES["logprobs"]),
+    "messages": Field(lambda name, value: read_messages(value, name), MESSAGES_SCHEMA).described(
+        "the conversation, its contents text or lists of text parts"
+    ),
+    "max_completion_tokens": fields.within(*RANGES["max_tokens"]).described("as `max_tokens`"),
+    "logprobs": fields.boolean().described("of the chosen tokens"),
+    "top_logprobs": fields.within(*RANGES["logprobs"]).described("of so many others; only with `logprobs`"),
+    "add_generation_prompt": fields.boolean().described("the prompt opens the assistant's turn (default: true)"),
+    "continue_final_message": fields.boolean().described(
+        "the answer goes on where the last message ends; not together with `add_generation_prompt`"
+    ),
+    "add_special_tokens": fields.boolean().described(
+        "true: what the model's tokenizer puts around a text is put around the rendered one, begin-of-text once"
+    ),
+    "chat_template_kwargs": fields.scalars(max_entries=64, max_items=256, max_chars=4096).described(
+        "variables that the model's chat template looks at"
+    ),
     "tools": fields.only([], why="tools cannot be called"),
     "tool_choice": fields.only("none", "auto", why="tools cannot be called"),
-    "parallel_tool_calls": fields.boolean(),
+    "parallel_tool_calls": fields.boolean().without_effect().described("tools cannot be called"),
     "functions": fields.only([], why="tools cannot be called"),
     "function_call": fields.only("none", "auto", why="tools cannot be called"),
-    "response_format": fields.only({"type": "text"}, why="only plain text is generated"),
     "modalities": fields.only(["text"], why="only text is generated"),
     "verbosity": fields.only("medium", why="the model has no such control"),
     "reasoning_effort": fields.only("none", why="the model has no such control"),
-    "add_generation_prompt": fields.only(True, why="the answer is always the assistant's turn"),
-    "continue_final_message": fields.only(False, why="the answer is always a new turn"),
-    "add_special_tokens": fields.only(False, why="the template alone writes special tokens"),
-    "chat_template_kwargs": fields.only({}, why="the template gets the messages alone"),
-    "echo": fields.only(False, why="prompts are not repeated"),
+    "chat_template": fields.only(why="it is the model's, or that of `--chat-template`"),
+    "documents": fields.only(why="the template gets the messages alone"),
+    "audio": fields.only(why="only text is generated"),
+    "prediction": fields.only(why="answers are not predicted"),
+    "web_search_options": fields.only(why="nothing is looked up"),
+    "mm_processor_kwargs": fields.only(why="messages hold only text"),
+    "echo": fields.only(False, why="messages are not repeated"),
 }

@@ -23,20 +23,28 @@ from everystop.core.errors import EverystopError, RequestError
 from everystop.keys import KeyHash
 from everystop.observe.history import Client
 from everystop.observe.prometheus import render
-from everystop.server import protocol
+from everystop.server import protocol, tgi
 from everystop.server.auth import KeyGuard
-from everystop.server.board import Generation
+from everystop.server.board import Generation, MakeChoice
+from everystop.server.deadline import Deadline
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
-from everystop.server.http import Bodies, read_body
+from everystop.server.http import Bodies, announced_bytes, read_body
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams
 from everystop.server.origins import OriginGuard
-from everystop.server.prompts import Parse, prepare
+from everystop.server.prompt_report import PromptReport, report_of
+from everystop.server.prompts import PREPARE_WORKERS, Parse, Prepared, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
 from everystop.server.request_ids import RequestIds
+from everystop.server.request_log import RefusalWatch
 from everystop.server.state import ServerState
 from everystop.server.streams import StreamReply, WholeReply
+from everystop.server.texts import ChoiceText
+from everystop.server.tgi import TgiParsed
+from everystop.server.tgi_replies import TgiWriter
+from everystop.server.tgi_texts import TgiText
+from everystop.server.tokenize import TokenPaths
 from everystop.server.ui import Ui
 from everystop.server.visibility import Viewer, caller_of, callers, salt_of
 from everystop.tenants import Tenants
@@ -57,6 +65,7 @@ def make_app(
     """
     tenants = tenants or Tenants()
     endpoints, ui = Endpoints(state, tenants), Ui()
+    tokens = endpoints.tokens
     known = callers(api_keys, admin_keys, tenants)
     guards = [Middleware(KeyGuard, callers=known, is_open=ui.is_open)]
     if not known:
@@ -64,18 +73,27 @@ def make_app(
     app = Starlette(
         routes=[
             Route("/health", endpoints.health, methods=["GET"]),
+            Route("/health/ready", endpoints.health, methods=["GET"]),
+            Route("/health/live", endpoints.health_live, methods=["GET"]),
             Route("/version", endpoints.version, methods=["GET"]),
             Route("/metrics", endpoints.metrics, methods=["GET"]),
             Route("/v1/models", endpoints.models, methods=["GET"]),
             Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+            Route("/tokenize", tokens.tokenize, methods=["POST"]),
+            Route("/detokenize", tokens.detokenize, methods=["POST"]),
+            Route("/generate", endpoints.generate, methods=["POST"]),
+            Route("/generate_stream", endpoints.generate_stream, methods=["POST"]),
+            Route("/", endpoints.generate_either, methods=["POST"]),
+            Route("/info", endpoints.info, methods=["GET"]),
+            Route("/openapi.json", endpoints.openapi, methods=["GET"]),
             Route("/v1/requests/{id:path}/explain", endpoints.explain, methods=["GET"]),
             Route("/v1/requests/{id:path}", endpoints.request, methods=["GET"]),
             Route("/ui/stream", endpoints.live, methods=["GET"]),
             *ui.routes(),
         ],
-        middleware=[Middleware(RequestIds), *guards],
+        middleware=[Middleware(RefusalWatch, refused=state.refused), Middleware(RequestIds), *guards],
         exception_handlers={
             EverystopError: handle_error,
             ClientGone: handle_error,
@@ -95,11 +113,18 @@ class Endpoints:
         self._tenants = tenants
         self._bodies = Bodies()
         self._streams = LiveStreams(state)
-        self._workers = ThreadPoolExecutor(2, "everystop-prepare")
+        self._workers = ThreadPoolExecutor(PREPARE_WORKERS, "everystop-prepare")
+        self._description: bytes | None = None
+        self.tokens = TokenPaths(state, self._bodies, self._workers)
 
     async def health(self, _request: Request) -> Response:
-        """200 while requests are taken and the engine turns, else 503."""
+        """200 while requests are taken and the engine gets on with them, else 503; the same as `/health/ready`."""
         status, word = self._state.health()
+        return _json({"status": word}, status)
+
+    async def health_live(self, _request: Request) -> Response:
+        """503 where only a new process can help, else 200."""
+        status, word = self._state.live()
         return _json({"status": word}, status)
 
     async def version(self, _request: Request) -> Response:
@@ -141,21 +166,48 @@ class Endpoints:
         """`POST /v1/chat/completions`."""
         return Visit(self._state, partial(self._complete, request, protocol.parse_chat))
 
+    async def generate(self, request: Request) -> ASGIApp:
+        """`POST /generate`, in TGI's dialect."""
+        return Visit(self._state, partial(self._complete, request, tgi.parse_generate))
+
+    async def generate_stream(self, request: Request) -> ASGIApp:
+        """`POST /generate_stream`, in TGI's dialect."""
+        return Visit(self._state, partial(self._complete, request, tgi.parse_generate_stream))
+
+    async def generate_either(self, request: Request) -> ASGIApp:
+        """`POST /`, in TGI's dialect: `stream` says how the answer comes."""
+        return Visit(self._state, partial(self._complete, request, tgi.parse_compat))
+
+    async def info(self, _request: Request) -> Response:
+        """What is served, as TGI describes it."""
+        return _json(tgi.info(self._state.model))
+
+    async def openapi(self, request: Request) -> Response:
+        """The description of all that is served here."""
+        if self._description is None:
+            from everystop.server.openapi import describe
+
+            has_keys = "caller" in request.scope
+            self._description = msgspec.json.encode(describe(request.app.routes, has_keys=has_keys))
+        return Response(self._description, media_type="application/json")
+
     async def live(self, request: Request) -> ASGIApp:
         """What happens in the engine, as it happens, and as far as the caller may see."""
         return self._streams.open(Viewer(self._state.history, caller_of(request.scope)))
 
     async def _complete(self, request: Request, parse: Parse) -> ASGIApp:
+        model, queue = self._state.model, self._state.board.queue
+        queue.check_bytes(announced_bytes(request), time.monotonic_ns())  # a refusal costs no reading
         with self._bodies.room() as take_room:
-            body, model = await read_body(request, take_room), self._state.model
-            read_ns = time.monotonic_ns()
-            if len(body) <= INLINE_BYTES and not model.is_chat_slow():
-                parsed, prompts, params = prepare(model, parse, body)
-            else:
-                work = partial(prepare, model, parse, body)
-                parsed, prompts, params = await asyncio.get_running_loop().run_in_executor(self._workers, work)
-                self._state.check_open()
-        tenant = self._tenant_of(request, parsed)
+            body = await read_body(request, take_room)
+            read_ns = request.scope.get("received_ns") or time.monotonic_ns()
+            queue.check_bytes(len(body), time.monotonic_ns())
+            parsed, prompts, params = await self._prepare(request, parse, body)
+        queue.note_counted(len(body), sum(map(len, prompts)))
+        deadline = Deadline.of(read_ns, parsed.timeout_s, self._state.max_request_s)
+        if deadline is not None:
+            deadline.check()
+        report, tenant = report_of(prompts, params, parsed.wishes, model.texts), self._tenant_of(request, parsed)
         generation = self._state.board.open(
             prompts,
             params,
@@ -164,15 +216,32 @@ class Endpoints:
             cache_salt=salt_of(caller_of(request.scope), tenant, parsed.cache_salt),
             ttft_target_ns=parsed.ttft_target_ns,
             itl_target_ns=parsed.itl_target_ns,
+            make_choice=_choices_of(parsed, report),
+            report=report,
         )
-        writer = _writer(parsed)
+        writer = _writer(parsed, generation, model.fingerprint)
         request.scope["answer_name"] = writer.id
-        client = _client(request.scope, writer.id, generation, request.scope.get("received_ns", read_ns))
+        client = _client(request.scope, writer.id, generation, read_ns, tenant)
+        request.scope["answered_client"] = client
         self._state.came(client)
-        if parsed.stream:
-            progress = parsed.include_progress
-            return StreamReply(self._state, generation, client, writer, params.n, tells_progress=progress)
-        return WholeReply(self._state, generation, client, writer, params.n)
+        reply = StreamReply if parsed.stream else WholeReply
+        return reply(self._state, generation, client, writer, params.n, parsed.wishes, deadline)
+
+    async def _prepare(self, request: Request, parse: Parse, body: bytes) -> Prepared:
+        """What a body asks for, with its prompts as token ids; a large one is worked on in a thread, and has its place
+        in the queue meanwhile. Raises ClientGone if nobody waits for it by then.
+        """
+        queue = self._state.board.queue
+        work = partial(prepare, self._state.model, parse, body)
+        if len(body) <= INLINE_BYTES and not self._state.model.is_chat_slow():
+            return work(queue.check_num)
+        with queue.reserved(len(body)):
+            work = partial(work, partial(queue.check_num, num_reserved=1))
+            prepared = await asyncio.get_running_loop().run_in_executor(self._workers, work)
+        self._state.check_open()
+        if request.scope.get("has_left", _stays)():
+            raise ClientGone
+        return prepared
 
     async def explain(self, request: Request) -> Response:
         """Why a request takes, or took, as long as it does."""
@@ -210,7 +279,12 @@ class Visit:
             await reply(scope, receive, send)
 
 
-def _client(scope: Scope, name: str, generation: Generation, received_ns: int) -> Client:
+def _stays() -> bool:
+    """A client without a connection that could end."""
+    return False
+
+
+def _client(scope: Scope, name: str, generation: Generation, received_ns: int, tenant: str) -> Client:
     return Client(
         name,
         caller_of(scope).owner,
@@ -219,14 +293,25 @@ def _client(scope: Scope, name: str, generation: Generation, received_ns: int) -
         received_ns,
         generation.submitted_ns,
         given_name=scope.get("given_name", ""),
+        tenant=tenant,
     )
 
 
-def _writer(parsed: Parsed) -> ReplyWriter:
-    logprobs, include_usage = parsed.params.logprobs, parsed.include_usage
+def _choices_of(parsed: Parsed, report: PromptReport | None) -> MakeChoice:
+    if isinstance(parsed, TgiParsed):
+        return TgiText
+    return ChoiceText if report is None else report.make_choice
+
+
+def _writer(parsed: Parsed, generation: Generation, fingerprint: str | None) -> ReplyWriter:
+    if isinstance(parsed, TgiParsed):
+        return TgiWriter(parsed.model, parsed.tgi, generation)
+    logprobs = parsed.params.logprobs
+    marks = {"system_fingerprint": fingerprint, **({"service_tier": "default"} if parsed.wishes.tier else {})}
+    options: dict[str, Any] = {"include_usage": parsed.wishes.usage, "marks": marks, "report": generation.report}
     if parsed.messages:
-        return ChatWriter(parsed.model, include_usage=include_usage, logprobs=logprobs is not None)
-    return CompletionWriter(parsed.model, include_usage=include_usage, num_logprobs=logprobs)
+        return ChatWriter(parsed.model, logprobs=logprobs is not None, **options)
+    return CompletionWriter(parsed.model, num_logprobs=logprobs, **options)
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -14,15 +14,20 @@ from everystop.core.durations import NS_PER_S
 from everystop.core.errors import Draining, EngineDead
 from everystop.core.events import Event
 from everystop.engine.messages import StepOutput
+from everystop.model.messages import PLAIN, ChatOptions
 from everystop.observe.history import Client, History
 from everystop.observe.metrics import Metrics
-from everystop.server.board import Board, EngineLike, Texts
+from everystop.server.board import Board, EngineLike
 from everystop.server.errors import Loading
 from everystop.server.protocol import Accepted
+from everystop.server.queue import Queue, QueueLimits
+from everystop.server.request_log import Refusal
+from everystop.server.texts import Texts
 
 logger = logging.getLogger(__name__)
 
 STUCK_HEALTH_S = 4.0
+STALL_TIMEOUT_S = 30.0
 
 
 class ServedEngine(EngineLike, Protocol):
@@ -31,8 +36,7 @@ class ServedEngine(EngineLike, Protocol):
     on_outputs: Callable[[list[StepOutput]], None]
     on_events: Callable[[list[Any]], None]
     on_failure: Callable[[BaseException], None]
-    heartbeat_ns: int
-    is_idle: bool
+    error: BaseException | None
 
     def start(self) -> None:
         """Start the engine's thread."""
@@ -42,6 +46,9 @@ class ServedEngine(EngineLike, Protocol):
 
     def ask_blocks(self) -> None:
         """Have a `BlockEvent` among the next events."""
+
+    def stalled_ns(self, now_ns: int) -> int:
+        """How long there has been work and no step has come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,27 +61,47 @@ class EngineLimits:
     block_size: int
 
 
+class Encode(Protocol):
+    """Turns a raw text prompt into token ids; any thread may call it."""
+
+    def __call__(self, text: str, *, add_special: bool = True) -> Sequence[int]:
+        """The ids, with what the model's tokenizer puts around a text or without; raises RequestError."""
+
+
+class EncodeChat(Protocol):
+    """Turns validated messages into token ids; any thread may call it."""
+
+    def __call__(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = PLAIN) -> Sequence[int]:
+        """The ids of what the chat template writes; raises RequestError."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """All that a loader hands over: a model that can be asked.
 
-    `encode` turns a text prompt into token ids, `encode_chat` validated messages; both may be called from any thread
-    and raise RequestError. `num_blocks` is the size of the KV cache; `max_sequences` bounds what the engine may hold,
-    running or queued. `tenant_names` are those that metrics tell apart. `on_answered` is told of each HTTP request once
-    its answer is done. `is_chat_slow` tells that `encode_chat` takes long even for little.
+    `fingerprint` names what determines an answer: version, model, arithmetic, instruction set. `num_blocks` is the size
+    of the KV cache; `queue` bounds what may wait for a place to run. `tenant_names` are those that
+    metrics tell apart. `on_answered` is told of each HTTP request once its answer is done. `is_chat_slow` tells that
+    `encode_chat` takes long even for little.
     """
 
     engine: ServedEngine
     texts: Texts
     accepted: Accepted
-    encode: Callable[[str], Sequence[int]]
-    encode_chat: Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]
+    encode: Encode
+    encode_chat: EncodeChat
     limits: EngineLimits
     num_blocks: int
-    max_sequences: int = 4096
+    fingerprint: str | None = None
+    queue: QueueLimits = field(default_factory=QueueLimits)
     tenant_names: tuple[str, ...] = ()
     on_answered: Callable[[Client], None] | None = None
     is_chat_slow: Callable[[], bool] = lambda: False
+
+    @property
+    def limit_tokens(self) -> int:
+        """The longest sequence, prompt and answer, that the empty server holds."""
+        return min(self.accepted.max_model_len, self.num_blocks * self.limits.block_size)
 
 
 class Phase(StrEnum):
@@ -87,15 +114,19 @@ class Phase(StrEnum):
 
 
 class ServerState:
-    """The one mutable state of the HTTP side; asyncio thread only. `on_done` hears of each request that is answered.
+    """The one mutable state of the HTTP side; asyncio thread only. `on_done` hears of each request that is answered,
+    and `on_refused` of those that were turned away at the edge.
 
     With a `history` requests are remembered in it, and without one not at all. `is_ending` tells that nobody is waited
-    for any more, `is_loopback` that only this machine can reach the server.
+    for any more, `is_loopback` that only this machine can reach the server. After `stall_timeout_s` with work and
+    without a finished step only a new process is expected to help. No request may take longer than `max_request_s`.
     """
 
     def __init__(self, history: History | None = None) -> None:
         self.is_ending = False
         self.is_loopback = False
+        self.stall_timeout_s = STALL_TIMEOUT_S
+        self.max_request_s: float | None = None
         self.phase = Phase.LOADING
         self.error: BaseException | None = None
         self.num_open = 0
@@ -106,13 +137,14 @@ class ServerState:
         self._is_remembered = history is not None
         self.history = history or History(num_finished=0)
         self.on_done: list[Callable[[Client], None]] = []
+        self.on_refused: list[Callable[[Refusal], None]] = []
 
     def open(self, model: ServedModel) -> None:
         """The model is there."""
         self._model = model
         if model.on_answered is not None:
             self.on_done.append(model.on_answered)
-        self._board = Board(model.engine, model.texts, model.max_sequences)
+        self._board = Board(model.engine, model.texts, Queue(model.queue, model.limits.max_num_seqs))
         self._metrics = Metrics(model.num_blocks, model.tenant_names)
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
@@ -140,6 +172,8 @@ class ServerState:
         """Hand the events of a turn over to those who show them; called on the engine's thread."""
         if self._metrics is not None:
             self._metrics.receive(events)
+        if self._board is not None:
+            self._board.queue.receive(events)
         self.history.receive(events)
 
     def came(self, client: Client) -> None:
@@ -154,6 +188,14 @@ class ServerState:
                 tell(client)
             except Exception:
                 logger.exception("the end of a request could not be noted; serving goes on")
+
+    def refused(self, refusal: Refusal) -> None:
+        """A request has been turned away before it was one."""
+        for tell in self.on_refused:
+            try:
+                tell(refusal)
+            except Exception:
+                logger.exception("a refusal could not be noted; serving goes on")
 
     def check_open(self) -> None:
         """Raise what keeps new requests out: Draining, EngineDead, Loading."""
@@ -175,15 +217,23 @@ class ServerState:
             self.num_open -= 1
 
     def silent_s(self) -> float:
-        """How long a busy engine has not turned its loop, in seconds; 0 for an idle one."""
-        if self._model is None or self._model.engine.is_idle:
+        """How long there has been work and no step has come back, in seconds; may be called from any thread."""
+        if self._model is None:
             return 0.0
-        return (time.monotonic_ns() - self._model.engine.heartbeat_ns) / NS_PER_S
+        return self._model.engine.stalled_ns(time.monotonic_ns()) / NS_PER_S
 
     def health(self) -> tuple[int, str]:
-        """HTTP status and word."""
+        """HTTP status and word: whether requests should be sent here now."""
         if self.phase is not Phase.READY:
             return 503, self.phase.value
-        if self.silent_s() > STUCK_HEALTH_S:
+        if self.silent_s() > min(STUCK_HEALTH_S, self.stall_timeout_s):
             return 503, "stuck"
         return 200, "ok"
+
+    def live(self) -> tuple[int, str]:
+        """HTTP status and word: whether this process gets on, or must be replaced; may be called from any thread."""
+        if self.phase is Phase.FAILED:
+            return 503, self.phase.value
+        if self.silent_s() > self.stall_timeout_s:
+            return 503, "stuck"
+        return 200, "ok" if self.phase is Phase.READY else self.phase.value

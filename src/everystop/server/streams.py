@@ -6,18 +6,23 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from everystop.core.errors import EverystopError
-from everystop.observe.history import Client
+from everystop.observe.history import Answer, Client
+from everystop.observe.request_clock import RequestClock, RequestTimes
 from everystop.server.board import Generation
-from everystop.server.errors import ClientGone, failure_response
+from everystop.server.deadline import Deadline
+from everystop.server.errors import ClientGone, SlowReader, TimedOut, code_of, dialect_of, failure_response
 from everystop.server.inquiry import progress_line
-from everystop.server.replies import DONE, ReplyWriter, error_event, usage_object
+from everystop.server.replies import ReplyWriter, usage_object
 from everystop.server.state import ServerState
-from everystop.server.texts import Part, Piece
+from everystop.server.texts import Gathering, Part, Piece
+from everystop.server.times import metrics_object, timings_object
+from everystop.server.wishes import NO_WISHES, Wishes
 
 logger = logging.getLogger(__name__)
 
@@ -33,39 +38,75 @@ JSON_HEADERS = [(b"content-type", b"application/json")]
 class Reply:
     """An ASGI response that serves a generation; whatever ends it, the generation is closed and its blocks go back.
 
-    It notes in `client` when bytes were given to the socket.
+    It notes in `client` when bytes were given to the socket. With a `deadline` the generation ends there.
     """
 
+    is_streamed = False
+
     def __init__(
-        self, state: ServerState, generation: Generation, client: Client, writer: ReplyWriter, num_choices: int
+        self,
+        state: ServerState,
+        generation: Generation,
+        client: Client,
+        writer: ReplyWriter,
+        num_choices: int,
+        wishes: Wishes = NO_WISHES,
+        deadline: Deadline | None = None,
     ) -> None:
         self._state = state
+        self._deadline = deadline
         self._board = state.board
         self._generation = generation
         self._client = client
         self._writer = writer
         self._num_choices = num_choices
+        self._wishes = wishes
+        self._clock: RequestClock | None = None
+        if client.num == 1 and (wishes.metrics or wishes.timings):
+            self._clock = RequestClock(state.history, client)
         self._started = False
+        self._status = 0
+        self._error_code = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.create_task(self._watch(receive))
+        watcher = asyncio.create_task(self._watch(scope, receive))
+        timer = self._start_timer()
+        self._generation.cut_off = scope.get("abort", self._generation.cut_off)
         try:
             await self._answer(scope, receive, send)
         except ClientGone:
             pass
         finally:
             watcher.cancel()
+            if timer is not None:
+                timer.cancel()
             self._board.close(self._generation)
             self._note_end()
+            self._client.answer = self._as_answered()
             self._state.done(self._client)
 
-    async def _watch(self, receive: Receive) -> None:
+    def _as_answered(self) -> Answer:
+        """What the client got."""
+        usage, reasons = self._counts(), {choice.finish_reason or "" for choice in self._generation.choices}
+        finish_reason = "abort" if self._client.has_left else "error" if self._error_code else "+".join(sorted(reasons))
+        return Answer(self._status, self._error_code, *usage, finish_reason, self.is_streamed)
+
+    def _start_timer(self) -> asyncio.TimerHandle | None:
+        if self._deadline is None:
+            return None
+        return asyncio.get_running_loop().call_later(self._deadline.left_s(), self._time_out, self._deadline)
+
+    def _time_out(self, deadline: Deadline) -> None:
+        if self._client.delivered_ns is None:
+            self._board.end(self._generation, TimedOut(deadline.limit_s, is_own=deadline.is_own))
+
+    async def _watch(self, scope: Scope, receive: Receive) -> None:
         """The body has been read: the next that can come is the end of the connection."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._client.has_left = self._client.delivered_ns is None
         self._note_end()
-        self._board.abandon(self._generation)
+        self._board.end(self._generation, SlowReader() if "is_slow" in scope else ClientGone())
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -75,14 +116,16 @@ class Reply:
         except Exception as error:
             if self._started:
                 raise
-            await failure_response(error)(scope, receive, send)
+            response = failure_response(error, dialect_of(scope))
+            self._status, self._error_code = response.status_code, code_of(error)
+            await response(scope, receive, send)
         self._note_end()
 
     async def _send(self, send: Send) -> None:
         raise NotImplementedError
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
-        self._started = True
+        self._started, self._status = True, 200
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def _note_first(self) -> None:
@@ -93,11 +136,31 @@ class Reply:
         if self._client.delivered_ns is None:
             self._client.delivered_ns = time.monotonic_ns()
 
-    def _usage(self) -> dict[str, Any]:
+    def _counts(self) -> tuple[int, int, int]:
+        """Tokens of the prompts, of those the cached ones, and of the output."""
         choices = self._generation.choices
         num_cached = sum(choice.num_cached_tokens for choice in choices[:: self._num_choices])
         num_output = sum(choice.num_tokens for choice in choices)
-        return usage_object(self._generation.num_prompt_tokens, num_output, num_cached)
+        return self._generation.num_prompt_tokens, num_cached, num_output
+
+    def _usage(self) -> dict[str, Any]:
+        num_prompt, num_cached, num_output = self._counts()
+        return usage_object(num_prompt, num_output, num_cached)
+
+    def _times(self) -> RequestTimes | None:
+        """What is known of the request's times; of several sequences nothing. No fault in this may cost the answer."""
+        try:
+            return None if self._clock is None else self._clock.read()
+        except Exception:
+            logger.exception("the times of a request could not be read; serving goes on")
+            return None
+
+    def _attach_times(self) -> None:
+        """Have what the client wants to know of times beside the end of its answer."""
+        if self._wishes.metrics or self._wishes.timings:
+            times = self._times()
+            beside = {"metrics": metrics_object(times)} if self._wishes.metrics else {}
+            self._writer.attach(beside | ({"timings": timings_object(times)} if self._wishes.timings else {}))
 
 
 class WholeReply(Reply):
@@ -110,7 +173,10 @@ class WholeReply(Reply):
                 if part.piece is not None:
                     texts[part.choice].append(part.piece)
         reasons = [choice.finish_reason or "" for choice in self._generation.choices]
-        body = self._writer.whole(texts, reasons, self._usage())
+        self._attach_times()
+        write = partial(self._writer.whole, texts, reasons, self._usage())
+        report = self._generation.report
+        body = await asyncio.to_thread(write) if report is not None and report.is_large else write()
         await self._start(send, [*JSON_HEADERS, (b"content-length", b"%d" % len(body))])
         self._note_first()
         await send({"type": "http.response.body", "body": body})
@@ -119,13 +185,16 @@ class WholeReply(Reply):
 class StreamReply(Reply):
     """Server-sent events, one a piece. It begins with the first output, so what the engine refuses is a plain 400.
 
-    With `tells_progress` it may begin earlier, with comments that say how the request waits; then a refusal is an
-    event.
+    A client that wishes to be told of progress may get comments before, which say how the request waits; then a refusal
+    is an event.
     """
 
-    def __init__(self, *args: Any, tells_progress: bool = False) -> None:
-        super().__init__(*args)
-        self._tells_progress = tells_progress
+    is_streamed = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._num_output = 0  # tokens of the choices as far as chunks have told of them
+        self._counted: dict[int, int] = {}
 
     async def _send(self, send: Send) -> None:
         try:
@@ -137,7 +206,8 @@ class StreamReply(Reply):
                 raise
             if not isinstance(error, EverystopError):
                 logger.error("unforeseen error in a stream", exc_info=error)
-            await send({"type": "http.response.body", "body": error_event(error) + DONE})
+            self._error_code = code_of(error)
+            await send({"type": "http.response.body", "body": self._writer.failed(error)})
 
     async def _send_events(self, send: Send, events: bytes) -> None:
         if not self._started:
@@ -147,23 +217,44 @@ class StreamReply(Reply):
     async def _stream(self, send: Send) -> None:
         generation, writer = self._generation, self._writer
         opened: set[int] = set()
+        tells_more = self._wishes.continuous_usage or self._wishes.timings
+        gather = Gathering(generation.choices, self._wishes.interval) if self._wishes.interval > 1 else None
         while generation.num_unfinished:
             events: list[bytes] = []
             try:
-                for part in await self._parts(send):
+                parts = await self._parts(send)
+                for part in parts if gather is None else gather.of(parts):
+                    if tells_more:
+                        self._attach_so_far(part.choice)
                     if part.choice not in opened:
                         opened.add(part.choice)
                         events.append(writer.first_event(part.choice))
                     events.append(writer.event(part))
+            except EverystopError:
+                events += [] if gather is None else map(writer.event, gather.rest())
+                raise
             finally:  # what came before a failure is sent before it
                 if events:
                     await self._send_events(send, b"".join(events))
                     self._note_first()
-        await send({"type": "http.response.body", "body": writer.usage_event(self._usage()) + DONE})
+        self._attach_times()
+        await send({"type": "http.response.body", "body": writer.ended(self._usage())})
+
+    def _attach_so_far(self, index: int) -> None:
+        """Have what the client wants in every chunk beside the next one, which is of choice `index`."""
+        beside: dict[str, Any] = {}
+        if self._wishes.continuous_usage:
+            num_tokens = self._generation.choices[index].num_tokens
+            self._num_output += num_tokens - self._counted.get(index, 0)
+            self._counted[index] = num_tokens
+            beside["usage"] = usage_object(self._generation.num_prompt_tokens, self._num_output)
+        if self._wishes.timings:
+            beside["timings"] = timings_object(self._times())
+        self._writer.attach(beside)
 
     async def _parts(self, send: Send) -> Iterator[Part]:
         """The next outputs; meanwhile a client that wants to know is told every second how it waits."""
-        if not self._tells_progress:
+        if not self._wishes.progress:
             return await self._board.parts(self._generation)
         news = asyncio.ensure_future(self._board.parts(self._generation))
         try:

@@ -27,6 +27,7 @@ from everystop.observe.history import Client
 from everystop.runner.simulated import FILLER_TOKEN
 
 STOP_TOKEN = FILLER_TOKEN + 1
+READABLE_VERSIONS = tuple(range(1, RECORD_VERSION + 1))
 CALLS = ("add", "refuse", "decline", "abort", "schedule", "update")
 
 
@@ -77,10 +78,10 @@ class Record:
         version = header.get("everystop_record") if isinstance(header, dict) else None
         if version is None:
             raise RecordError(f"{path} is not a record of a run; write one with everystop serve --record")
-        if version != RECORD_VERSION:
+        if version not in READABLE_VERSIONS:
             raise RecordError(
-                f"{path} is a record of version {version!s:.20}, and this version of everystop reads only version "
-                f"{RECORD_VERSION}; read it with the one that wrote it, or record the run anew"
+                f"{path} is a record of version {version!s:.20}, and this version of everystop reads only versions "
+                f"{', '.join(map(str, READABLE_VERSIONS))}; read it with the one that wrote it, or record the run anew"
             )
         try:
             return cls(
@@ -130,12 +131,18 @@ class Record:
     def make_request(self, call: list[Any], max_tokens: int | None) -> Request:
         """The request of an `add`, with filler for a prompt and the recorded keys."""
         _, now_ns, request_id, group_id, choice_index, num_prompt, _, min_tokens, n, num_stop_ids, *rest = call
-        tenant, priority, ttft_target_ns, itl_target_ns = (*rest, None, None)[:4]
+        tenant, priority, ttft_target_ns, itl_target_ns, is_scored = (*rest, None, None, False)[:5]
         stop_ids = (STOP_TOKEN,) if num_stop_ids else ()
         return Request(
             request_id,
             [FILLER_TOKEN] * num_prompt,
-            SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, n=n, stop_token_ids=stop_ids),
+            SamplingParams(
+                max_tokens=max_tokens,
+                min_tokens=min_tokens,
+                n=n,
+                stop_token_ids=stop_ids,
+                prompt_logprobs=0 if is_scored else None,
+            ),
             arrival_ns=now_ns,
             group_id=group_id,
             choice_index=choice_index,

@@ -1,0 +1,175 @@
+"""What each path is for, takes and may answer: the table from which the OpenAPI description is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from everystop.server import answer_schemas as answers
+from everystop.server.answer_schemas import Schema
+from everystop.server.errors import Dialect
+from everystop.server.fields import object_schema
+from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS
+from everystop.server.tgi import COMPAT_FIELDS, GENERATE_FIELDS, STREAM_FIELDS
+from everystop.server.tokenize import DETOKENIZE_FIELDS, TGI_TOKENIZE_FIELDS, TOKENIZE_CHAT_FIELDS, TOKENIZE_FIELDS
+
+JSON, EVENTS, PLAIN = "application/json", "text/event-stream", "text/plain"
+
+
+class Tag(StrEnum):
+    """The groups of paths."""
+
+    OPENAI = "OpenAI"
+    TGI = "TGI"
+    TOKENS = "Tokens"
+    REQUESTS = "Requests"
+    OPERATIONS = "Operations"
+    DASHBOARD = "Dashboard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one path. `answer` is by media type, what 200 brings; `errors` are the statuses beside those that
+    any path may give; `success` are other good statuses; `parameters` describes the parts of the path in braces.
+    """
+
+    tag: Tag
+    summary: str
+    answer: Mapping[str, Schema]
+    body: Schema | None = None
+    errors: tuple[int, ...] = ()
+    other_answers: Mapping[int, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    dialects: tuple[Dialect, ...] = (Dialect.OPENAI,)
+    is_open: bool = False
+
+
+WHY: Mapping[int, str] = {
+    400: "The request cannot be honoured; the message says what to change",
+    401: "No valid API key came with the request",
+    404: "No such model, request or path",
+    413: "The body is too large",
+    415: "The body is compressed",
+    422: "The request cannot be honoured; the message says what to change",
+    424: "The engine gave this request up",
+    429: "The queue is full; Retry-After says when to come back",
+    500: "The server has failed with this request",
+    503: "The model is being loaded, the server drains, or the engine has failed",
+    504: "The time that the request was given is over",
+}
+_BODY = (413, 415, 503)
+_GENERATION = (*_BODY, 404, 429, 504)
+_TGI_GENERATION = (*_BODY, 422, 424, 429, 504)
+_GENERATED = {JSON: answers.GENERATED}
+_STREAMED = {EVENTS: answers.EVENT}
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/v1/chat/completions"): Operation(
+        tag=Tag.OPENAI,
+        summary="Answer a conversation",
+        body=object_schema(CHAT_FIELDS, ("messages",)),
+        answer={JSON: answers.CHAT_COMPLETION, **_STREAMED},
+        errors=_GENERATION,
+    ),
+    ("POST", "/v1/completions"): Operation(
+        tag=Tag.OPENAI,
+        summary="Continue prompts",
+        body=object_schema(COMPLETION_FIELDS, ("prompt",)),
+        answer={JSON: answers.COMPLETION, **_STREAMED},
+        errors=_GENERATION,
+    ),
+    ("GET", "/v1/models"): Operation(
+        tag=Tag.OPENAI, summary="The served names", answer={JSON: answers.MODELS}, errors=(503,)
+    ),
+    ("GET", "/v1/models/{name}"): Operation(
+        tag=Tag.OPENAI,
+        summary="One served name",
+        parameters={"name": "a served name"},
+        answer={JSON: answers.MODEL},
+        errors=(404, 503),
+    ),
+    ("POST", "/generate"): Operation(
+        tag=Tag.TGI,
+        summary="Continue a prompt",
+        body=object_schema(GENERATE_FIELDS, ("inputs",)),
+        answer=_GENERATED,
+        errors=_TGI_GENERATION,
+        dialects=(Dialect.TGI,),
+    ),
+    ("POST", "/generate_stream"): Operation(
+        tag=Tag.TGI,
+        summary="Continue a prompt, token by token",
+        body=object_schema(STREAM_FIELDS, ("inputs",)),
+        answer=_STREAMED,
+        errors=_TGI_GENERATION,
+        dialects=(Dialect.TGI,),
+    ),
+    ("POST", "/"): Operation(
+        tag=Tag.TGI,
+        summary="Continue a prompt, streamed or as a list of one answer",
+        body=object_schema(COMPAT_FIELDS, ("inputs",)),
+        answer={JSON: answers.listed(answers.GENERATED), **_STREAMED},
+        errors=_TGI_GENERATION,
+        dialects=(Dialect.TGI,),
+    ),
+    ("GET", "/info"): Operation(
+        tag=Tag.TGI,
+        summary="What is served, and its limits",
+        answer={JSON: answers.INFO},
+        errors=(503,),
+        dialects=(Dialect.TGI,),
+    ),
+    ("POST", "/tokenize"): Operation(
+        tag=Tag.TOKENS,
+        summary="The token ids of a prompt or a conversation",
+        body={
+            "anyOf": [
+                object_schema(TOKENIZE_FIELDS, ("prompt",)),
+                object_schema(TOKENIZE_CHAT_FIELDS, ("messages",)),
+                object_schema(TGI_TOKENIZE_FIELDS, ("inputs",)),
+            ]
+        },
+        answer={JSON: {"anyOf": [answers.TOKENS, answers.PLACED_TOKENS]}},
+        errors=(*_BODY, 404, 422),
+        dialects=(Dialect.OPENAI, Dialect.TGI),
+    ),
+    ("POST", "/detokenize"): Operation(
+        tag=Tag.TOKENS,
+        summary="The text of token ids",
+        body=object_schema(DETOKENIZE_FIELDS, ("tokens",)),
+        answer={JSON: answers.DETOKENIZED},
+        errors=(*_BODY, 404),
+    ),
+    ("GET", "/v1/requests/{id}"): Operation(
+        tag=Tag.REQUESTS,
+        summary="Where a request stands",
+        parameters={"id": "the id of an answer, or an x-request-id"},
+        answer={JSON: answers.REQUEST_STATE},
+        errors=(404,),
+    ),
+    ("GET", "/v1/requests/{id}/explain"): Operation(
+        tag=Tag.REQUESTS,
+        summary="Why a request takes, or took, as long as it does",
+        parameters={"id": "the id of an answer, or an x-request-id"},
+        answer={JSON: answers.EXPLANATION},
+        errors=(404,),
+    ),
+    ("GET", "/health"): Operation(
+        tag=Tag.OPERATIONS,
+        summary="Whether requests are taken",
+        answer={JSON: answers.HEALTH},
+        other_answers={503: "Loading, draining, stuck or failed; no more than the word is said"},
+        is_open=True,
+    ),
+    ("GET", "/version"): Operation(tag=Tag.OPERATIONS, summary="The server's version", answer={JSON: answers.VERSION}),
+    ("GET", "/metrics"): Operation(
+        tag=Tag.OPERATIONS, summary="Metrics in Prometheus' text format", answer={PLAIN: answers.TEXT}
+    ),
+    ("GET", "/openapi.json"): Operation(
+        tag=Tag.OPERATIONS, summary="This description", answer={JSON: answers.ANY_OBJECT}
+    ),
+    ("GET", "/ui/stream"): Operation(
+        tag=Tag.DASHBOARD, summary="What happens in the engine, without end", answer=_STREAMED
+    ),
+}

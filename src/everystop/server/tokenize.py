@@ -1,0 +1,126 @@
+"""`/tokenize` and `/detokenize`: vLLM's shapes, and TGI's where a body has `inputs`; the ids are those that a
+completion or a chat of the same text would be answered from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from everystop.core.errors import RequestError
+from everystop.server import fields, prompts, protocol
+from everystop.server.errors import Dialect
+from everystop.server.fields import Field
+from everystop.server.http import Bodies, read_body
+from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS
+from everystop.server.state import ServedModel, ServerState
+from everystop.server.texts import token_text
+
+MAX_TOKENS = 1 << 20
+INLINE_BYTES = 8192
+
+_ANY_TEXT = fields.string(2**31).read
+_CHAT_NAMES = ("model", "messages", "add_generation_prompt", "continue_final_message", "add_special_tokens", "tools",
+               "chat_template_kwargs")  # fmt: skip
+TOKENIZE_FIELDS: dict[str, Field] = {
+    "model": COMPLETION_FIELDS["model"],
+    "prompt": Field(_ANY_TEXT, {"type": "string"}),
+    "add_special_tokens": COMPLETION_FIELDS["add_special_tokens"],
+    "return_token_strs": fields.boolean().described("the text of each token, in token_strs"),
+}
+TOKENIZE_CHAT_FIELDS: dict[str, Field] = {name: CHAT_FIELDS[name] for name in _CHAT_NAMES} | {
+    "return_token_strs": TOKENIZE_FIELDS["return_token_strs"],
+    "chat_template": fields.only(why="the server's own template is used; start it with --chat-template FILE"),
+    "media_io_kwargs": fields.only({}, why="only text is read"),
+    "mm_processor_kwargs": fields.only({}, why="only text is read"),
+}
+TGI_TOKENIZE_FIELDS: dict[str, Field] = {
+    "inputs": Field(_ANY_TEXT, {"type": "string"}),
+    "parameters": fields.only({}, why="they belong to /generate"),
+    "add_special_tokens": fields.boolean(),
+}
+DETOKENIZE_FIELDS: dict[str, Field] = {
+    "model": COMPLETION_FIELDS["model"],
+    "tokens": fields.token_ids(MAX_TOKENS),
+}
+
+
+class TokenPaths:
+    """The two endpoints; their bodies count with those of generations, and the same threads work on large ones."""
+
+    def __init__(self, state: ServerState, bodies: Bodies, workers: Executor) -> None:
+        self._state = state
+        self._bodies = bodies
+        self._workers = workers
+
+    async def tokenize(self, request: Request) -> Response:
+        """`POST /tokenize`."""
+        return await self._answer(request, tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        """`POST /detokenize`."""
+        return await self._answer(request, detokenize)
+
+    async def _answer(self, request: Request, work: Callable[[ServedModel, bytes, Scope], bytes]) -> Response:
+        with self._state.visit(), self._bodies.room() as take_room:
+            body, model = await read_body(request, take_room), self._state.model
+            job = partial(work, model, body, request.scope)
+            if len(body) <= INLINE_BYTES:
+                answer = job()
+            else:
+                answer = await asyncio.get_running_loop().run_in_executor(self._workers, job)
+        return Response(answer, media_type="application/json")
+
+
+def tokenize(model: ServedModel, body: bytes, scope: Scope) -> bytes:
+    """The answer to a body of either dialect, which is noted in `scope` for what may go wrong; raises RequestError."""
+    given = protocol.parse_json(body)
+    if given.get("inputs") is None:
+        return msgspec.json.encode(_vllm_tokens(model, given))
+    scope["dialect"] = Dialect.TGI
+    return msgspec.json.encode(_tgi_tokens(model, given))
+
+
+def detokenize(model: ServedModel, body: bytes, _scope: Scope) -> bytes:
+    """The text of token ids, control tokens written out; raises RequestError."""
+    values = fields.read_fields(protocol.parse_json(body), DETOKENIZE_FIELDS)
+    protocol.check_model(values.get("model"), model.accepted)
+    if "tokens" not in values:
+        raise RequestError("tokens is missing", param="tokens", code="missing_field")
+    protocol.check_vocabulary("tokens", values["tokens"], model.accepted)
+    return msgspec.json.encode({"prompt": model.texts.decode(values["tokens"], skip_special_tokens=False)})
+
+
+def _vllm_tokens(model: ServedModel, given: Mapping[str, Any]) -> dict[str, Any]:
+    is_chat = given.get("messages") is not None
+    values = fields.read_fields(given, TOKENIZE_CHAT_FIELDS if is_chat else TOKENIZE_FIELDS)
+    names = _CHAT_NAMES if is_chat else ("model", "prompt", "add_special_tokens")
+    asked = {name: given[name] for name in names if name in given}
+    parse = protocol.parse_chat if is_chat else protocol.parse_completion
+    ids = prompts.encode(model, parse(asked, model.accepted))[0]
+    strings = None
+    if values.get("return_token_strs"):
+        strings = [token_text(model.texts.token_bytes(token)) for token in ids]
+    return {
+        "count": len(ids),
+        "max_model_len": model.accepted.max_model_len,
+        "tokens": ids,
+        "token_strs": strings,
+    }
+
+
+def _tgi_tokens(model: ServedModel, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each token with the characters that it stands for; what is put around the text stands for none."""
+    values = fields.read_fields(given, TGI_TOKENIZE_FIELDS)
+    text: str = values["inputs"]
+    prompts.check_length("inputs", len(text), model.accepted.max_model_len)
+    spans = model.texts.spans(text, add_special=values.get("add_special_tokens", True))
+    return [{"id": token, "text": text[start:stop], "start": start, "stop": stop} for token, start, stop in spans]

@@ -1,0 +1,81 @@
+"""Official clients against a running server: those that the tests' environment holds, and the others in their own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+from tests.conformance.clients import CLIENTS, Site
+from tests.conformance.drive import hub, openai_python
+from tests.conformance.record import ENVIRONMENTS, environment, run, write_tokenizer
+from tests.server.parrot import MODEL, ParrotServer, parrot, wait_until
+from tests.server.test_model import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ParrotServer]:
+    with parrot() as running:
+        yield running
+
+
+def url_of(server: ParrotServer) -> str:
+    return f"http://127.0.0.1:{server.port}"
+
+
+def test_the_openai_client_gets_through(server: ParrotServer) -> None:
+    openai_python.drive(url_of(server), MODEL)
+
+
+def test_the_hub_client_gets_through(server: ParrotServer) -> None:
+    hub.drive(url_of(server), MODEL)
+
+
+def test_the_openai_client_comes_back_after_429() -> None:
+    """It waits as long as `Retry-After` says, and is answered when the queue has moved."""
+    statuses: list[int] = []
+    with parrot(max_sequences=1) as server, openai.OpenAI(base_url=f"{url_of(server)}/v1", api_key="-") as client:
+        client._client.event_hooks["response"] = [lambda response: statuses.append(response.status_code)]
+        with server.held():
+            with pytest.raises(openai.RateLimitError) as caught:
+                client.with_options(max_retries=0).completions.create(model=MODEL, prompt="a")
+            assert caught.value.code == "queue_full"
+            assert int(caught.value.response.headers["retry-after"]) >= 1
+            later = ThreadPoolExecutor(1).submit(client.completions.create, model=MODEL, prompt="later")
+            wait_until(lambda: len(statuses) == 2)
+        assert later.result(20).choices[0].text == "later"
+    assert statuses == [429, 429, 200]
+
+
+def test_errors_of_the_server_are_the_clients_exceptions() -> None:
+    with parrot(api_keys=["key"]) as server:
+        client = openai.OpenAI(base_url=f"{url_of(server)}/v1", api_key="another", max_retries=0)
+        with pytest.raises(openai.AuthenticationError):
+            client.models.list()
+        client = openai.OpenAI(base_url=f"{url_of(server)}/v1", api_key="key", max_retries=0)
+        assert [model.id for model in client.models.list()] == [MODEL, "alias"]
+        server.runner.spoil = lambda request_id, at: "non-finite logits" if at == 2 else None
+        with pytest.raises(openai.InternalServerError):
+            client.completions.create(model=MODEL, prompt="abcd")
+        stream = client.completions.create(model=MODEL, prompt="abcd", stream=True)
+        with pytest.raises(openai.APIError, match="non-finite"):
+            for _ in itertools.islice(stream, 10):
+                pass
+
+
+@pytest.mark.peers
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_real_client_gets_through(name: str, tmp_path: Path) -> None:
+    """In its own environment, made on first use; `python -m tests.conformance.record` shows what it sends."""
+    kind = CLIENTS[name]
+    binaries = environment(kind, ENVIRONMENTS)
+    with ServerProcess() as served:
+        done = run(kind, binaries, Site(served.url, "smollm2", write_tokenizer(tmp_path), tmp_path / "out"))
+        assert served.metric("steps_total") > 0
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

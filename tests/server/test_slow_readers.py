@@ -1,0 +1,155 @@
+"""Clients that take their answers slowly, or not at all: bounded in memory, cut off in time, and nobody else waits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.server.parrot import ParrotServer, parrot, wait_until
+
+from everystop.server import board, http
+
+BODY = {"prompt": "abcdefgh", "ignore_eos": True, "stream": True, "logprobs": 5, "max_tokens": 20_000}
+
+
+@pytest.fixture
+def server() -> Iterator[ParrotServer]:
+    """Keeps little for anybody in the system's own buffers."""
+    with parrot(max_model_len=30_000, num_blocks=8192) as running:
+        running._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        yield running
+
+
+@contextlib.contextmanager
+def reader(server: ParrotServer, **fields: Any) -> Iterator[socket.socket]:
+    """A connection whose request has been sent, and on which nothing has been read."""
+    connection = socket.socket()
+    connection.settimeout(20)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", server.port))
+    body = json.dumps({**BODY, **fields}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with connection:
+        connection.sendall(head + body)
+        wait_until(lambda: bool(server.scheduler.requests) or server.engine._next_id > 0)
+        yield connection
+
+
+def is_over(server: ParrotServer) -> bool:
+    return not server.scheduler.requests and server.service.state.num_open == 0
+
+
+def drain(connection: socket.socket) -> bytes:
+    """What can still be read before the connection ends, or is reset."""
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while chunk := connection.recv(65536):
+            received += chunk
+    return received
+
+
+def test_a_client_that_reads_nothing_is_cut_off(
+    server: ParrotServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http, "SEND_S", 0.3)
+    caplog.set_level(logging.INFO, "everystop.server.http")
+    with reader(server) as connection:
+        assert server.complete("ok")[1]["choices"][0]["text"] == "ok", "nobody else waits for it"
+        wait_until(lambda: is_over(server))
+        assert server.num_free_blocks == server.num_blocks
+        assert server.service.state.board.aborted == {"SlowReader": 1}
+        assert any("took nothing of its answer for 0.3 s" in record.message for record in caplog.records)
+        assert b"[DONE]" not in drain(connection)
+    assert server.complete("ok")[1]["choices"][0]["text"] == "ok"
+
+
+def test_a_whole_answer_that_nobody_takes_is_dropped(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it is in the buffers when the request ends; the connection goes all the same."""
+    monkeypatch.setattr(http, "SEND_S", 0.3)
+    with reader(server, stream=False, max_tokens=3000):
+        wait_until(lambda: is_over(server))
+        wait_until(lambda: not server.service._http.server_state.connections)
+
+
+def test_a_slow_client_is_not_cut_off_as_long_as_it_takes_something(
+    server: ParrotServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "SEND_S", 0.2)
+    server.runner.step_s = 0.0
+    with reader(server, max_tokens=800) as connection:
+        received = b""
+        began_s = time.monotonic()
+        while b"[DONE]" not in received:
+            chunk = connection.recv(8192 if time.monotonic() - began_s < 1.5 else 1 << 20)
+            assert chunk, "cut off"
+            received += chunk
+            time.sleep(0.02)
+        assert time.monotonic() - began_s > 0.5
+    assert not server.service.state.board.aborted
+
+
+def test_memory_for_one_reader_is_bounded_before_its_time_is_up(
+    server: ParrotServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "MAX_BEHIND", 2000)
+    with reader(server), reader(server, max_tokens=10):
+        wait_until(lambda: server.service.state.board.aborted == {"SlowReader": 1})
+        wait_until(lambda: is_over(server))
+
+
+def test_memory_for_all_readers_is_bounded_and_the_furthest_behind_goes(
+    server: ParrotServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "MAX_BEHIND_IN_ALL", 3000)
+    with reader(server, n=2), reader(server):
+        aborted = server.service.state.board.aborted
+        wait_until(lambda: aborted["SlowReader"] > 0)
+        first = aborted["SlowReader"]
+        assert first in (2, 3), "the one with two choices is further behind"
+        wait_until(lambda: is_over(server))
+
+
+def test_a_reader_that_keeps_up_is_never_behind(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "MAX_BEHIND", 6000)  # a thousand tokens, which take half a second
+    server.runner.step_s = 0.001
+    events = server.events("/v1/completions", {**BODY, "max_tokens": 1000, "n": 2})
+    assert events[-1] == "[DONE]"
+    assert not server.service.state.board.aborted
+
+
+def test_a_time_that_runs_out_in_a_stuck_answer_frees_the_engine_at_once(server: ParrotServer) -> None:
+    with reader(server, timeout=0.5, max_tokens=20_000) as connection:
+        wait_until(lambda: server.service.state.board.aborted == {"TimedOut": 1})
+        wait_until(lambda: not server.scheduler.requests, 2.0)
+        received = drain_until(connection, b"[DONE]")
+        assert b"request_timeout" in received, "and whoever reads at last is told"
+
+
+def drain_until(connection: socket.socket, mark: bytes) -> bytes:
+    received = b""
+    while mark not in received:
+        chunk = connection.recv(1 << 20)
+        assert chunk, received[-200:]
+        received += chunk
+    return received
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_the_system_watches_for_peers_that_have_vanished(family: socket.AddressFamily) -> None:
+    """Accepted sockets have what the listening one has."""
+    with socket.socket(family) as listening:
+        http.watch_peers(listening)
+        listening.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
+        listening.listen()
+        with socket.create_connection(listening.getsockname()[:2]) as _, listening.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+    with socket.socket(socket.AF_UNIX) as local:
+        http.watch_peers(local)

@@ -1,0 +1,108 @@
+"""Fills the tables of fields into the pages of the API, from the rows by which the server reads them.
+
+    python -m tools.api_fields            # writes
+    python -m tools.api_fields --check    # says which page is out of date, and exits with 1 if one is
+
+A table stands between two comments, which nobody sees who reads a page: `<!--fields chat honoured-->` and `<!--/-->`.
+The first word is a table of `TABLES`, the rest an effect.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from everystop.server.fields import Effect, Field
+from everystop.server.protocol import CHAT_FIELDS, COMMON_FIELDS, COMPLETION_FIELDS, STREAM_OPTION_FIELDS
+from everystop.server.tgi import GENERATE_PARAMETERS
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = (DOCS / "api.md", DOCS / "tgi.md")
+TABLE = re.compile(r"(<!--fields (\w+) ([\w ]+)-->\n)(.*?)(<!--/-->)", re.DOTALL)
+
+
+def _own(table: Mapping[str, Field]) -> dict[str, Field]:
+    """The rows that are not those of both routes."""
+    return {name: row for name, row in table.items() if COMMON_FIELDS.get(name) is not row}
+
+
+TABLES: dict[str, Mapping[str, Field]] = {
+    "both": COMMON_FIELDS,
+    "chat": _own(CHAT_FIELDS),
+    "completions": _own(COMPLETION_FIELDS),
+    "stream_options": STREAM_OPTION_FIELDS,
+    "tgi": GENERATE_PARAMETERS,
+}
+TITLES = {Effect.HONOURED: "what it does", Effect.NO_EFFECT: "remark", Effect.NEUTRAL_ONLY: "why no other"}
+
+
+def words(schema: Mapping[str, Any]) -> str:
+    """What a schema takes, in a few words."""
+    if "enum" in schema:
+        return " or ".join(f"`{json.dumps(value)}`" for value in schema["enum"]) or "nothing"
+    if "anyOf" in schema:
+        return ", or ".join(words(one) for one in schema["anyOf"])
+    kind = schema.get("type")
+    if kind in ("integer", "number"):
+        name = "whole number" if kind == "integer" else "number"
+        if "exclusiveMinimum" in schema:
+            return f"{name} above {_bound(schema['exclusiveMinimum'])}, at most {_bound(schema['maximum'])}"
+        return f"{name} {_bound(schema['minimum'])} to {_bound(schema['maximum'])}" if "minimum" in schema else name
+    if kind == "boolean":
+        return "`true` or `false`"
+    if kind == "string":
+        return f"text of at most {schema['maxLength']:,} characters" if "maxLength" in schema else "text"
+    if kind == "array":
+        most = f" of at most {schema['maxItems']:,}" if "maxItems" in schema else ""
+        items = schema["items"]
+        return f"list{most}" + (f": {words(items)}" if items.get("type") != "object" else " objects")
+    if kind == "object":
+        return f"object of at most {schema['maxProperties']:,} entries" if "maxProperties" in schema else "object"
+    return "anything"
+
+
+def _bound(value: float) -> str:
+    """A number as one writes it; the great powers of two by name."""
+    for exponent in (31, 63, 64):
+        for near, sign in ((2**exponent, ""), (-(2**exponent), "-")):
+            if value in (near, near - 1):
+                return f"{sign}2^{exponent}" + (" - 1" if value == near - 1 else "")
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def table_of(rows: Mapping[str, Field], effect: Effect) -> str:
+    """The rows of one effect as a table in Markdown, by name."""
+    lines = [f"| field | takes | {TITLES[effect]} |", "|---|---|---|"]
+    for name, row in sorted(rows.items()):
+        if row.effect is effect:
+            lines.append(f"| `{name}` | {words(row.schema)} | {row.schema.get('description', '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def filled(page: str) -> str:
+    """The page with all its tables as they are now; raises KeyError or ValueError for one that there is not."""
+
+    def fill(found: re.Match[str]) -> str:
+        begin, table, effect, _, end = found.groups()
+        return begin + table_of(TABLES[table], Effect(effect)) + end
+
+    return TABLE.sub(fill, page)
+
+
+def main() -> int:
+    """Write, or check."""
+    stale = {page: text for page in PAGES if (text := filled(old := page.read_text(encoding="utf-8"))) != old}
+    for page, text in stale.items():
+        if "--check" in sys.argv:
+            print(f"{page.name} is out of date: run python -m tools.api_fields")
+        else:
+            page.write_text(text, encoding="utf-8")
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
