@@ -142,8 +142,8 @@ ALLOWED = {
         "everystop.config",
         "everystop.tenants",
         "everystop.core.events",
-        KEYS,
         "everystop.core.fitting",
+        KEYS,
         LOGPROBS,
         PARAMS,
         ERRORS,
@@ -157,6 +157,13 @@ ALLOWED = {
         "everystop.runner.calibration",
         "everystop.runner.simulated",
         PROTOCOL,
+    },
+    # A record says again what was counted of a run.
+    "everystop.sim.recount": {
+        "everystop.core.events",
+        "everystop.observe.aftermath",
+        "everystop.observe.metrics",
+        "everystop.sim",
     },
     # Runs workloads on engines that it builds itself, or as a client of a server; what comes out is `observe`'s.
     "everystop.trial": {"everystop.observe", "everystop.sim.workloads", ERRORS, DURATIONS},

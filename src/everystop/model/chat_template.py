@@ -37,7 +37,6 @@ from everystop.model.messages import ROLES, read_messages
 from everystop.model.template_sandbox import BoundedEnvironment
 from everystop.model.tokenizer import RenderedPrompt, Tokenizer
 
-RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 MAX_REASON_CHARS = 1000
 MAX_LAYOUT_CHARS = 200
 SHORT_CHARS, SLOW_NS = 8192, 20_000_000
@@ -65,9 +64,9 @@ class ChatTemplate:
         self.origin = origin
         self._bos_token, self._eos_token = tokenizer.bos_token, tokenizer.eos_token
         self._guarding = _Guarding(tokenizer.control_tokens)
-        self._environment: BoundedEnvironment | None = None
         self._source = source
         self._variables: frozenset[str] | None = None
+        self._environment: BoundedEnvironment | None = None
         self._template: jinja2.Template | None = None
         self.is_slow = False
         if source is not None:
@@ -112,7 +111,7 @@ class ChatTemplate:
         is to be continued.
 
         Raises ChatTemplateMissing, ChatTemplateError with the template's own words where it refuses or fails, and
-        RequestError for messages that cannot be read or continued and for `variables` in the place of the server's own.
+        RequestError for messages that cannot be read or continued, and for `variables` in the place of the server's.
         """
         if self._template is None or self._environment is None:
             raise ChatTemplateMissing(
@@ -136,7 +135,18 @@ class ChatTemplate:
             "tools": self._guarding.guard(tools, guard),
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._run(self._environment, self._template, values, num_chars)
+        began_ns = time.thread_time_ns()
+        try:
+            text = self._environment.run(self._template, values, num_chars)
+        except Exception as error:  # whatever a template does wrong is this request's failure alone
+            raise ChatTemplateError(
+                f"the chat template refused the messages: {_reason(error)}",
+                param="messages",
+                code="chat_template_error",
+            ) from error
+        finally:
+            is_short = num_chars < SHORT_CHARS
+            self.is_slow |= is_short and time.thread_time_ns() - began_ns > SLOW_NS
         if continue_final_message:
             text = _cut_at(mark, text, plain[-1]["content"])
         return RenderedPrompt(text=text, guard=guard)

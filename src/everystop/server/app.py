@@ -38,6 +38,7 @@ def _serve_on(sock: socket.socket, config: Config) -> tuple[int, bool]:
     log = Log(config.log_format, config.log_level)
     url = url_of(sock, config.host, scheme="http" if config.ssl_certfile is None else "https")
     try:
+        url = url_of(sock, config.host, scheme="http" if config.ssl_certfile is None else "https")
         return run(Opening(config, url), sock, log), is_loading()
     except EverystopError as error:
         if config.log_format == "json":  # beside the plain sentence of the command line

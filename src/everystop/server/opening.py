@@ -40,6 +40,7 @@ from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
 from everystop.server.tls import server_context
+from everystop.server.tracing import tracing
 from everystop.tenants import with_keys
 
 MIB = 1 << 20
@@ -69,6 +70,7 @@ def run(opening: Opening, sock: socket.socket, log: Log) -> int:
         explain_history=config.explain_history,
         slow_log_ms=config.slow_log,
         max_request_s=config.max_request_seconds,
+        open_traces=opening.open_traces,
         on_ready=lambda model: _show(opening, log),
         say=log.say,
         log_request=log.say if config.log_requests else None,
@@ -110,6 +112,7 @@ class Opening:
         self._defaults = load_generation_defaults(self._checkpoint, config.generation_config)
         own_name = path.resolve().name if path.is_dir() else path.stem
         self.names = config.served_model_name or (config.model if config.model in EMBEDDED else own_name,)
+        self.open_traces = tracing(config.otlp_traces_endpoint, self.names[0])
         self._lines: list[tuple[str, str]] = []
 
     def _read_keys(self) -> None:
@@ -231,15 +234,15 @@ class Opening:
         return f"{named} where a request is silent (from {Path(self._defaults.source).name})"
 
 
+def fingerprint(*parts: str) -> str:
+    """A name for what determines an answer; the same parts give the same name, on any day and machine."""
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
 def _tls_of(config: Config) -> ssl.SSLContext | None:
     if config.ssl_certfile is None or config.ssl_keyfile is None:
         return None
     return server_context(config.ssl_certfile, config.ssl_keyfile)
-
-
-def fingerprint(*parts: str) -> str:
-    """A name for what determines an answer; the same parts give the same name, on any day and machine."""
-    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 def _target_text(config: Config) -> str:
