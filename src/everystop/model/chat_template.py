@@ -151,19 +151,6 @@ class ChatTemplate:
             text = _cut_at(mark, text, plain[-1]["content"])
         return RenderedPrompt(text=text, guard=guard)
 
-    def _run(
-        self, environment: BoundedEnvironment, template: jinja2.Template, values: Mapping[str, Any], num_chars: int
-    ) -> str:
-        began_ns = time.thread_time_ns()
-        try:
-            return environment.run(template, values, num_chars)
-        except Exception as error:  # whatever a template does wrong is this request's failure alone
-            message = f"the chat template refused the messages: {_reason(error)}"
-            raise ChatTemplateError(message, param="messages", code="chat_template_error") from error
-        finally:
-            is_short = num_chars < SHORT_CHARS
-            self.is_slow |= is_short and time.thread_time_ns() - began_ns > SLOW_NS
-
 
 def _check_continuable(message: Mapping[str, Any], index: int) -> None:
     """Raise RequestError for a last message that ends with something else than its content."""

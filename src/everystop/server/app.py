@@ -36,7 +36,6 @@ def _serve_on(sock: socket.socket, config: Config) -> tuple[int, bool]:
     from everystop.server.opening import Opening, is_loading, run
 
     log = Log(config.log_format, config.log_level)
-    url = url_of(sock, config.host, scheme="http" if config.ssl_certfile is None else "https")
     try:
         url = url_of(sock, config.host, scheme="http" if config.ssl_certfile is None else "https")
         return run(Opening(config, url), sock, log), is_loading()
