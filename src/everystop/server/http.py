@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 
@@ -111,6 +112,21 @@ class _UnframedSend:
         await self._send(message)
 
 
+class _LastSend:
+    """`send` for a client that waits to be told to send its body (RFC 9110, section 10.1.1). If it is answered instead,
+    nobody can know whether the body follows, so the connection ends with that answer.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+
+    async def __call__(self, message: ASGISendEvent) -> None:
+        if self._cycle.waiting_for_100_continue:
+            self._cycle.keep_alive = False
+        await self._send(message)
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol with an end to headers and to waiting for a request.
 
@@ -209,6 +225,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._open_cycles.append(self.cycle)
         if self.scope["http_version"] == "1.0":
             self.cycle.send = _UnframedSend(self.cycle)  # type: ignore[method-assign]
+        elif self.expect_100_continue:
+            self.cycle.send = _LastSend(self.cycle)  # type: ignore[method-assign]
         if len(self._open_cycles) > MAX_PIPELINED:
             self.transport.close()
         elif self.pipeline:
@@ -294,9 +312,11 @@ def watch_peers(sock: socket.socket) -> None:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn on a given socket; signals are left to the caller, who sets `should_exit`."""
+    """uvicorn on a given socket; signals are left to the caller, who sets `should_exit`. It speaks HTTPS where there is
+    a `tls` context.
+    """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -306,6 +326,8 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # nobody here believes them
+                ssl_context_factory=None if tls is None else lambda config, default: tls,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=2,
             )
