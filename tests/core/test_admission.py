@@ -57,10 +57,10 @@ def test_prompt_without_tokens_is_refused() -> None:
     harness.run()
 
 
-def test_max_tokens_of_zero_is_refused() -> None:
+def test_max_tokens_below_zero_is_refused() -> None:
     harness = Harness(make_scheduler())
-    with pytest.raises(RequestError, match="max_tokens is 0"):
-        harness.add(make_request(0, 5, max_tokens=0))
+    with pytest.raises(RequestError, match="max_tokens is -1"):
+        harness.add(make_request(0, 5, max_tokens=-1))
 
 
 @pytest.mark.parametrize("depth", [0, 1])

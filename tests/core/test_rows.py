@@ -104,6 +104,7 @@ def test_a_plan_writes_its_rows_as_lists_of_five_numbers() -> None:
         "preempted": [],
         "num_padded_rows": 0,
         "wake_at_ns": None,
+        "prompt_logits": [],
     }
     assert plan.to_json() == json.dumps(plain, separators=(",", ":"))
     assert plan.fingerprint() == "163649c1ec8f41b8"

@@ -108,7 +108,7 @@ def test_fuzzed_traffic_replays_with_identical_plans(policy: str, depth: int, tm
         coverage += episode.harness.counts
     assert coverage["steps"] > 10_000 / 12
     assert min(coverage[name] for name in ("prefix hits", "finished by abort")) >= 10
-    assert min(coverage["preemptions"], coverage["forks"]) >= 2
+    assert min(coverage["preemptions"], coverage["forks"], coverage["prompts scored in pieces"]) >= 1
 
 
 class RecordedEpisode(Episode):
