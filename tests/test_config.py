@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
@@ -40,6 +42,18 @@ from everystop.core.policy import POLICIES, make_policy
         ({"explain_history": -1}, ["--explain-history is -1", "at least 0"]),
         ({"explain_history": 2_000_000}, ["--explain-history is 2,000,000", "at most 1,000,000"]),
         ({"slow_log": -1.0}, ["--slow-log is -1.0"]),
+        ({"slow_log": 5.0, "log_level": "warning"}, ["--slow-log", "--log-level warning"]),
+        ({"crash_dir": "x", "max_crash_files": 0}, ["--crash-dir", "--max-crash-files 0"]),
+        ({"max_crash_files": 1001}, ["--max-crash-files is 1,001"]),
+        ({"stall_timeout": 0.5}, ["--stall-timeout is 0.5", "at least 1"]),
+        ({"on_engine_failure": "restart"}, ["--on-engine-failure is 'restart'", "exit, stay"]),
+        ({"log_format": "xml"}, ["--log-format is 'xml'", "text, json"]),
+        ({"log_level": "loud"}, ["--log-level is 'loud'"]),
+        ({"served_model_name": ("a", "b", "a")}, ["--served-model-name", "twice"]),
+        ({"served_model_name": ("a", " b")}, ["--served-model-name", "blanks"]),
+        ({"uds": ""}, ["--uds is empty"]),
+        ({"uds": "/s", "port": 9}, ["--uds and --port"]),
+        ({"uds": "/s", "host": "::1"}, ["--uds and --host"]),
         ({"max_num_queued_reqs": 0}, ["--max-num-queued-reqs is 0", "at least 1"]),
         ({"max_num_queued_tokens": 0}, ["--max-num-queued-tokens is 0", "at least 1"]),
         ({"max_request_seconds": 0.0}, ["--max-request-seconds is 0.0", "at least 0.001"]),
@@ -88,3 +102,12 @@ def test_sizes_are_read(text: str, num_bytes: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="512MiB"):
         parse_bytes(text)
+
+
+def test_what_is_shown_of_a_configuration_holds_no_key() -> None:
+    shown = Config(api_key=("sk-1", "sk-2"), admin_key=("sk-3",), port=9).shown()
+    assert (shown["api_key"], shown["admin_key"], shown["port"]) == ("2 set", "1 set", 9)
+    assert "sk-" not in str(shown)
+    assert shown.keys() == {field.name for field in dataclasses.fields(Config)}
+    suspicious = [field.name for field in dataclasses.fields(Config) if re.search("_key$|secret|password", field.name)]
+    assert all(field.metadata.get("is_secret") for field in dataclasses.fields(Config) if field.name in suspicious)

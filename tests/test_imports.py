@@ -22,6 +22,7 @@ NATIVE = "everystop._native"
 ERRORS = "everystop.core.errors"
 DURATIONS = "everystop.core.durations"
 TENANTS = "everystop.tenants"
+KEYS = "everystop.keys"
 PROTOCOL = "everystop.runner:ModelRunner"
 PARAMS = "everystop.core.request:SamplingParams"
 LOGPROBS = "everystop.core.plan:TokenLogprobs"
@@ -31,12 +32,23 @@ ALLOWED = {
     "everystop.config": {
         ERRORS,
         DURATIONS,
+        KEYS,
         "everystop.core.admission:ADMISSIONS",
         "everystop.core.policy:POLICIES",
         "everystop.core.policy:honouring",
     },
     "everystop.machine": set(),
-    "everystop.tenants": {ERRORS, DURATIONS},
+    "everystop.keys": {ERRORS},
+    # Looks at all that a server needs, so it knows of each part that has needs of its own.
+    "everystop.checkup": {
+        "everystop.config",
+        "everystop.machine",
+        "everystop.model",
+        "everystop.server.listener",
+        NATIVE,
+        ERRORS,
+    },
+    "everystop.tenants": {ERRORS, DURATIONS, KEYS},
     "everystop.core": set(),
     "everystop.observe": {
         "everystop.core.events",
@@ -119,6 +131,7 @@ ALLOWED = {
         "everystop.observe",
         "everystop.scheduling",
         TENANTS,
+        KEYS,
     },
     "everystop.server": {
         "everystop.engine",
@@ -130,6 +143,7 @@ ALLOWED = {
         "everystop.tenants",
         "everystop.core.events",
         "everystop.core.fitting",
+        KEYS,
         LOGPROBS,
         PARAMS,
         ERRORS,
@@ -143,6 +157,13 @@ ALLOWED = {
         "everystop.runner.calibration",
         "everystop.runner.simulated",
         PROTOCOL,
+    },
+    # A record says again what was counted of a run.
+    "everystop.sim.recount": {
+        "everystop.core.events",
+        "everystop.observe.aftermath",
+        "everystop.observe.metrics",
+        "everystop.sim",
     },
     # Runs workloads on engines that it builds itself, or as a client of a server; what comes out is `observe`'s.
     "everystop.trial": {"everystop.observe", "everystop.sim.workloads", ERRORS, DURATIONS},
@@ -188,6 +209,7 @@ ALLOWED = {
     },
     "everystop.trial.traced": {"everystop.sim.traces", "everystop.sim.workloads", DURATIONS},
     "everystop.cli": {
+        "everystop.checkup",
         "everystop.core.policy:POLICIES",
         "everystop.core.policy:honouring",
         "everystop.claims",
@@ -201,6 +223,7 @@ ALLOWED = {
         "everystop.scheduling",
         ERRORS,
         DURATIONS,
+        KEYS,
     },
 }
 

@@ -13,9 +13,13 @@ from everystop.core.admission import ADMISSIONS
 from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS
 from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, honouring
+from everystop.keys import KeyHash, hash_key, hashed
 
 DTYPES = ("int8", "float32")
-NETWORK, MODEL, SCHEDULER, KV_CACHE = GROUPS = ("network", "model", "scheduler", "KV cache")
+NETWORK, MODEL, SCHEDULER, KV_CACHE, OPERATIONS = GROUPS = ("network", "model", "scheduler", "KV cache", "operations")
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+FAILURE_ENDS = ("exit", "stay")
 POLICY_OPTIONS: Mapping[str, str] = {  # option: the field of `PolicySettings` that it sets
     "batch_wait_ms": "batch_wait_ns",
     "ageing": "ageing_ns",
@@ -46,11 +50,13 @@ def _setting(
     least: float | None = None,
     most: float | None = None,
     metavar: str | None = None,
+    is_secret: bool = False,
 ) -> Any:
     """A field of `Config`, shown under `group` in the help; only values from `least` to `most` can be honoured.
 
     `parse` turns a command-line string into the value (default: the type of the default). `metavar` stands for the
-    value in the help where neither the flag nor the type says what it is.
+    value in the help where neither the flag nor the type says what it is. A value that `is_secret` is never written
+    anywhere.
     """
     meta = {
         "flag": flag,
@@ -61,6 +67,7 @@ def _setting(
         "least": least,
         "most": most,
         "metavar": metavar,
+        "is_secret": is_secret,
     }
     return field(default=default, metadata=meta)
 
@@ -75,18 +82,52 @@ class Config:
     model: str = "smollm2"
     host: str = _setting("127.0.0.1", "--host", "address to listen on", group=NETWORK)
     port: int = _setting(8000, "--port", "port to listen on; 0 takes a free one and prints it", group=NETWORK)
-    served_model_name: str | None = _setting(
-        None, "--served-model-name", "model name in the API (default: the model's own)", group=NETWORK
+    uds: str | None = _setting(
+        None, "--uds", "listen on a UNIX socket at this path instead of an address", group=NETWORK, metavar="PATH"
     )
-    api_key: tuple[str, ...] = _setting(
-        (), "--api-key", "key that clients must send as Bearer token; may be repeated", group=NETWORK, parse=str
-    )
-    admin_key: tuple[str, ...] = _setting(
+    served_model_name: tuple[str, ...] = _setting(
         (),
-        "--admin-key",
-        "key whose holder may also see what others' requests wait for and how they ran; may be repeated",
+        "--served-model-name",
+        "model name in the API; may be repeated, and the first one stands in replies to who names none (default: the "
+        "model's own)",
         group=NETWORK,
         parse=str,
+    )
+    api_key: tuple[KeyHash, ...] = _setting(
+        (),
+        "--api-key",
+        "key that clients must send, or its hash from `everystop key`; may be repeated",
+        group=NETWORK,
+        parse=hash_key,
+        is_secret=True,
+    )
+    api_key_file: str | None = _setting(
+        None,
+        "--api-key-file",
+        "file with keys or their hashes, one a line, each with a tenant's name and a colon before it or without",
+        group=NETWORK,
+    )
+    admin_key: tuple[KeyHash, ...] = _setting(
+        (),
+        "--admin-key",
+        "key, or its hash, whose holder may also see what others' requests wait for and how they ran; may be repeated",
+        group=NETWORK,
+        parse=hash_key,
+    )
+    allowed_host: tuple[str, ...] = _setting(
+        (),
+        "--allowed-host",
+        "name by which browsers and proxies reach a server without keys, beside localhost and addresses; may be "
+        "repeated",
+        group=NETWORK,
+        parse=str,
+        is_secret=True,
+    )
+    ssl_certfile: str | None = _setting(
+        None, "--ssl-certfile", "PEM file with the certificate (and its chain): serve HTTPS", group=NETWORK
+    )
+    ssl_keyfile: str | None = _setting(
+        None, "--ssl-keyfile", "PEM file with the certificate's private key, not encrypted", group=NETWORK
     )
     dtype: str = _setting(
         "int8",
@@ -232,8 +273,44 @@ class Config:
         30.0,
         "--shutdown-timeout",
         "seconds that running requests get to finish after SIGTERM",
-        group=NETWORK,
+        group=OPERATIONS,
         least=0,
+    )
+    stall_timeout: float = _setting(
+        30.0,
+        "--stall-timeout",
+        "seconds with work and no finished step, after which who waits gets an error, /health/live fails and a crash "
+        "file is written",
+        group=OPERATIONS,
+        least=1,
+        most=86_400,
+    )
+    on_engine_failure: str = _setting(
+        "exit",
+        "--on-engine-failure",
+        "after a failure of the engine, end with status 1 so that a supervisor starts it again, or stay up and answer "
+        "503",
+        group=OPERATIONS,
+        choices=FAILURE_ENDS,
+    )
+    crash_dir: str | None = _setting(
+        None,
+        "--crash-dir",
+        "folder for crash files: the last five minutes of events and all stacks, without prompts (default: crashes in "
+        "EVERYSTOP_HOME)",
+        group=OPERATIONS,
+    )
+    max_crash_files: int = _setting(
+        10, "--max-crash-files", "crash files that are kept; 0 writes none", group=OPERATIONS, least=0, most=1000
+    )
+    log_format: str = _setting(
+        "text", "--log-format", "how the log on standard error is written", group=OPERATIONS, choices=LOG_FORMATS
+    )
+    log_level: str = _setting(
+        "info", "--log-level", "the least that is logged; requests are info", group=OPERATIONS, choices=LOG_LEVELS
+    )
+    log_requests: bool = _setting(
+        True, "--log-requests", "log one line a request, never with its text", group=OPERATIONS
     )
     max_num_queued_reqs: int = _setting(
         1024,
@@ -260,13 +337,13 @@ class Config:
         most=31_536_000,
     )
     stats_interval: float = _setting(
-        10.0, "--stats-interval", "seconds between status lines while busy; 0 for none", group=NETWORK, least=0
+        10.0, "--stats-interval", "seconds between status lines while busy; 0 for none", group=OPERATIONS, least=0
     )
     explain_history: int = _setting(
         10_000,
         "--explain-history",
         "requests that can still be explained when they are over, each choice counted; 0 for none",
-        group=NETWORK,
+        group=OPERATIONS,
         least=0,
         most=1_000_000,
     )
@@ -274,7 +351,7 @@ class Config:
         None,
         "--slow-log",
         "say in one line why, for each request that took longer than so many milliseconds (default: for none)",
-        group=NETWORK,
+        group=OPERATIONS,
         parse=float,
         least=0,
         most=1_000_000_000,
@@ -285,6 +362,14 @@ class Config:
         "--enable-per-request-metrics",
         "put a `metrics` object with its times into every answer, streamed ones with include_usage",
         group=NETWORK,
+    )
+    otlp_traces_endpoint: str | None = _setting(
+        None,
+        "--otlp-traces-endpoint",
+        "send a trace of each request to this OpenTelemetry collector by OTLP over HTTP, such as http://localhost:4318 "
+        "(default: to none); needs the extra otel",
+        group=NETWORK,
+        metavar="URL",
     )
     record: str | None = _setting(
         None,
@@ -308,12 +393,32 @@ class Config:
             )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; it must be 0 to 65535")
-        for flag, keys in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):
-            if any(key.strip() != key or not key for key in keys):
-                raise ConfigError(f"{flag} is empty or has blanks at its ends; give the key itself")
+        self._check_names()
+        for name in ("api_key", "admin_key"):  # plain keys end here
+            object.__setattr__(self, name, hashed(getattr(self, name), f"--{name.replace('_', '-')}"))
+        for host in self.allowed_host:
+            if re.fullmatch(r"[A-Za-z0-9._-]{1,253}", host) is None:
+                raise ConfigError(f"--allowed-host is {host!r}; it must be the name of a host, without scheme or port")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("--ssl-certfile and --ssl-keyfile belong together; give both, or neither for HTTP")
         if self.slow_log is not None and self.explain_history == 0:
             raise ConfigError(
                 "--slow-log needs requests to be remembered; raise --explain-history from 0 or leave one out"
+            )
+        if self.slow_log is not None and self.log_level not in ("debug", "info"):
+            raise ConfigError(
+                f"--slow-log has no effect with --log-level {self.log_level}; choose info, or leave one out"
+            )
+        if self.crash_dir is not None and self.max_crash_files == 0:
+            raise ConfigError("--crash-dir has no effect with --max-crash-files 0; raise it or leave one out")
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and re.fullmatch(r"https?://[^/?#\s]+[^?#\s]*", endpoint) is None:
+            raise ConfigError(
+                f"--otlp-traces-endpoint is {endpoint!r}; give the URL of a collector, such as http://localhost:4318"
+            )
+        if endpoint is not None and self.explain_history == 0:
+            raise ConfigError(
+                "--otlp-traces-endpoint needs remembered requests; raise --explain-history from 0 or leave one out"
             )
         if self.record_prompts and self.record is None:
             raise ConfigError("--record-prompts needs --record FILE; without a record there is nothing to add them to")
@@ -325,6 +430,28 @@ class Config:
         for option in POLICY_OPTIONS:
             if option != "tenants" and getattr(self, option) is not None:  # of tenants each policy honours something
                 check_honoured(option, self.policy)
+
+    def shown(self) -> dict[str, Any]:
+        """All settings by name, as they may be written to a file: of a secret only how many there are."""
+        values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
+        secrets = {setting.name for setting in fields(self) if setting.metadata.get("is_secret")}
+        return {name: f"{len(value)} set" if name in secrets else value for name, value in values.items()}
+
+    def _check_names(self) -> None:
+        """Raise ConfigError for names of the model, or of the socket, that cannot be used."""
+        names = self.served_model_name
+        if any(name.strip() != name or not name for name in names):
+            raise ConfigError("--served-model-name is empty or has blanks at its ends; give the name itself")
+        if len(set(names)) < len(names):
+            raise ConfigError(f"--served-model-name names {', '.join(names)}: one of them twice; leave it out once")
+        if self.uds is None:
+            return
+        if not self.uds:
+            raise ConfigError("--uds is empty; name the path of a socket")
+        defaults = {field.name: field.default for field in fields(Config)}
+        for name in ("host", "port"):
+            if getattr(self, name) != defaults[name]:
+                raise ConfigError(f"--uds and --{name} are two places to listen at; leave one out")
 
 
 def check_honoured(option: str, policy: str) -> None:

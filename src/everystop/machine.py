@@ -25,6 +25,28 @@ def allowed_memory_bytes(root: Path = ROOT) -> int:
     return min([physical, *_memory_limits(root)])
 
 
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """The least of the CPU quotas of this process's cgroups, in CPUs; None without one."""
+    return min(_cpu_quotas(root), default=None)
+
+
+def available_memory_bytes(root: Path = ROOT) -> int:
+    """Memory that this process may still take: what the machine has left, or less where a cgroup has less left."""
+    lines = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
+    words = lines.get("MemAvailable", "").split()
+    left = [int(words[0]) * 1024] if words and words[0].isdigit() else []
+    return min([allowed_memory_bytes(root), *left, *_memory_left(root)])
+
+
+def _memory_left(root: Path) -> Iterator[int]:
+    """What each limit leaves, in bytes."""
+    for controllers, folder in _cgroup_folders(root, "memory"):
+        limit = _read(folder / ("memory.limit_in_bytes" if controllers else "memory.max"))
+        used = _read(folder / ("memory.usage_in_bytes" if controllers else "memory.current"))
+        if limit.isdigit() and used.isdigit():
+            yield max(0, int(limit) - int(used))
+
+
 def _num_physical_cores(cpus: set[int], root: Path) -> int:
     """Cores behind `cpus`: two hyper-threads of one core count once; unknown ones count as a core each."""
     cores = set()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -150,3 +151,73 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     ended = subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+SPEAKING = """
+import sys
+from everystop import cli
+cli.explain.run = lambda arguments: {}
+sys.exit(cli.main(['explain', '1']))
+"""
+
+
+def run_speaking(action: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A command that does `action`, a Python expression, in a process of its own."""
+    command = [sys.executable, "-c", SPEAKING.format(action)]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=60, **options)
+
+
+@pytest.mark.parametrize("action", ["print('x') or 0", "print('x' * 100_000) or 0", "print('x', flush=True) or 0"])
+def test_output_on_a_full_disk_is_one_sentence(action: str) -> None:
+    with open("/dev/full", "w") as full:
+        ended = run_speaking(action, stdout=full)
+    assert (ended.returncode, ended.stderr) == (1, "everystop: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["serve", "--help"], ["cache", "ls"], ["doctor"]])
+def test_no_command_ends_in_a_traceback_on_a_full_disk(words: list[str], tmp_path: Path) -> None:
+    environment = {**os.environ, "EVERYSTOP_HOME": str(tmp_path)}
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "everystop", *words]
+        ended = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False, timeout=60
+        )
+    assert ended.returncode in (0, 1, 120)
+    assert "Traceback" not in ended.stderr
+    assert "Exception ignored" not in ended.stderr
+
+
+def test_a_simulation_on_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("req_time_s,client,prompt_tokens,output_tokens\n0,ann,10,5\n")
+    command = [sys.executable, "-m", "everystop", "simulate", "--trace", str(trace), "--cost", "h100:llama-3.1-8b"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr == "everystop: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "01", "12", "012"])
+def test_closed_streams_are_replaced_so_that_no_file_takes_their_place(closed: str, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    action = (
+        "[print('x'), print('y', file=sys.stderr), sys.stdin.read(), "
+        f"open({str(told)!r}, 'w').write(str(open('/dev/null').fileno()))] and 0"
+    )
+    shell = " ".join(f"{number}{'<' if number == '0' else '>'}&-" for number in closed)
+    command = ["sh", "-c", f'exec "$0" "$@" {shell}', sys.executable, "-c", SPEAKING.format(action)]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert int(told.read_text()) > 2
+    assert b"Traceback" not in ended.stderr
+
+
+def test_a_file_that_the_system_refuses_is_one_sentence_with_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: Config) -> int:
+        raise FileNotFoundError(2, "No such file or directory", "/no/such/file")
+
+    fake_module(monkeypatch, "everystop.server.app", serve=fail)
+    assert cli.main(["serve"]) == 1
+    assert capsys.readouterr().err == "everystop: /no/such/file: No such file or directory\n"

@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from everystop.cli import settings
-from everystop.config import GROUPS, Config
+from everystop.config import GROUPS, Config, parse_bytes
 from everystop.core.errors import ConfigError
+from everystop.keys import KeyHash, hash_key
+
+
+def keys(*texts: str) -> tuple[KeyHash, ...]:
+    return tuple(map(hash_key, texts))
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -44,13 +50,13 @@ def test_every_field_has_a_flag_and_a_group() -> None:
 
 
 def test_repeated_flag_collects_values() -> None:
-    assert config("--api-key", "a", "--api-key", "b").api_key == ("a", "b")
+    assert config("--api-key", "a", "--api-key", "b").api_key == keys("a", "b")
 
 
 def test_admin_keys_and_the_slow_log_are_set_by_flag_or_environment() -> None:
     flags = config("--admin-key", "a", "--admin-key", "b", "--slow-log", "250", "--explain-history", "5")
     assert flags == config(EVERYSTOP_ADMIN_KEY="a, b", EVERYSTOP_SLOW_LOG="250", EVERYSTOP_EXPLAIN_HISTORY="5")
-    assert (flags.admin_key, flags.slow_log, flags.explain_history) == (("a", "b"), 250.0, 5)
+    assert (flags.admin_key, flags.slow_log, flags.explain_history) == (keys("a", "b"), 250.0, 5)
 
 
 def test_flag_wins_over_environment_and_that_over_file(tmp_path: Path) -> None:
@@ -75,7 +81,9 @@ def test_environment_holds_lists_and_truth_values() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("prot = 1", ["'prot'", "serve --help"]),
+        ("prot = 1", ["'prot'", "is it port?", "serve --help"]),
+        ("max_num_seq = 1", ["is it max-num-seqs?"]),
+        ("log-formats = 'json'", ["is it log-format?"]),
         ('port = "x"', ["port in", "'x'", "a whole number"]),
         ("port = 1.5", ["port in", "1.5", "a whole number"]),
         ("port = true", ["port in", "True", "a whole number"]),
@@ -100,6 +108,52 @@ def test_option_that_a_file_sets_twice_is_refused(tmp_path: Path) -> None:
     file.write_text("max-num-seqs = 5\nmax_num_seqs = 6\n")
     with pytest.raises(ConfigError, match="max-num-seqs twice"):
         config("--config", str(file))
+
+
+def test_names_of_the_model_are_collected_in_order() -> None:
+    made = config("--served-model-name", "a", "--served-model-name", "b")
+    assert made.served_model_name == ("a", "b")
+    assert made == config(EVERYSTOP_SERVED_MODEL_NAME="a, b")
+
+
+@pytest.mark.parametrize("words", [["--host", "127.0.0.1"], ["--port", "8000"], ["--port", "9"]])
+def test_a_path_and_an_address_are_two_places(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"--uds and {words[0]}"):
+        config("--uds", "/run/s", *words)
+    with pytest.raises(ConfigError, match="--uds and --port"):
+        config("--uds", "/run/s", EVERYSTOP_PORT="8000")
+    assert config("--uds", "/run/s").uds == "/run/s"
+
+
+def test_every_setting_can_come_from_each_source(tmp_path: Path) -> None:
+    """A flag, a variable and a line of the file for each field; what they say is what the flag says."""
+    fields = [field for field in settings.flag_fields() if field.name not in ("host", "port")]
+    for field in fields:
+        text = sample(field)
+        name = field.metadata["flag"].removeprefix("--")
+        words = [field.metadata["flag"]] if isinstance(field.default, bool) else [field.metadata["flag"], text]
+        by_flag = settings.given_values(parse(*words), {})
+        by_variable = settings.given_values(parse(), {f"EVERYSTOP_{field.name.upper()}": text})
+        file = tmp_path / "c.toml"
+        file.write_text(f"{name} = {toml_value(field, text)}\n")
+        by_file = settings.given_values(parse("--config", str(file)), {})
+        assert by_flag == by_variable == by_file, name
+        assert list(by_flag) == [field.name]
+
+
+def sample(field: dataclasses.Field[Any]) -> str:
+    """A value of the field's kind, as a flag takes it."""
+    if isinstance(field.default, bool):
+        return "true"
+    if field.metadata["choices"]:
+        return str(field.metadata["choices"][-1])
+    return "7" if field.metadata["parse"] in (int, float, parse_bytes) else "text"
+
+
+def toml_value(field: dataclasses.Field[Any], text: str) -> str:
+    if isinstance(field.default, bool) or field.metadata["parse"] in (int, float):
+        return text
+    return f'["{text}"]' if isinstance(field.default, tuple) else f'"{text}"'
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
@@ -146,3 +200,27 @@ def test_help_names_each_default_once() -> None:
     assert settings.help_text(next(f for f in settings.flag_fields() if f.name == "max_num_seqs")).endswith(
         "(default: 64)"
     )
+
+
+def test_no_error_repeats_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.toml"
+    said = []
+    for value in ("7654321", '"7654321 "', "[7654321]", '{ a = "7654321" }', '["sha256:7654321"]'):
+        file.write_text(f"api-key = {value}\n")
+        with pytest.raises(ConfigError, match="api-key") as caught:
+            config("--config", str(file))
+        said.append(str(caught.value))
+    with pytest.raises(ConfigError, match="EVERYSTOP_ADMIN_KEY") as caught:
+        config(EVERYSTOP_ADMIN_KEY="sha256:7654321")
+    with pytest.raises(SystemExit):
+        parse("--api-key", "7654321 ")
+    assert "7654321" not in " ".join([*said, str(caught.value), capsys.readouterr().err])
+
+
+def test_a_configuration_shows_no_key() -> None:
+    made = config("--api-key", "7654321", EVERYSTOP_ADMIN_KEY="1234567", EVERYSTOP_API_KEY_FILE="keys.txt")
+    assert made.api_key_file == "keys.txt"
+    shown = repr(made) + str(dataclasses.asdict(made))
+    assert "7654321" not in shown
+    assert "1234567" not in shown
+    assert hash_key("7654321").digest.hex() not in repr(made)

@@ -4,8 +4,10 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import threading
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -192,3 +194,31 @@ def test_embedded_model_has_the_published_hash(smollm2_path: Path) -> None:
     published = pull_module.EMBEDDED["smollm2"]
     assert smollm2_path.stat().st_size == published.num_bytes
     assert hashlib.sha256(smollm2_path.read_bytes()).hexdigest() == published.sha256
+
+
+PULLING = """
+import sys
+from pathlib import Path
+import everystop.model.pull as pull_module
+from everystop.model.home import Home
+pull_module.EMBEDDED = {"tiny": eval(sys.argv[1], vars(pull_module))}
+print("ready", flush=True)
+pull_module.pull("tiny", Home(Path(sys.argv[2])), progress=False)
+"""
+
+
+@pytest.mark.slow
+def test_a_pull_killed_at_any_moment_leaves_no_wrong_model(index: Path, tmp_path: Path) -> None:
+    for i, after_s in enumerate((0.0, 0.2, 0.6, 1.0, 1.5, 2.5)):
+        home = Home(tmp_path / f"home{i}")
+        command = [sys.executable, "-c", PULLING, repr(pull_module.EMBEDDED["tiny"]), str(home.root)]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": "src"}
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(after_s)
+            process.kill()
+        assert pull("tiny", home, progress=False).read_bytes() == CONTENT
+        assert [path.name for path in home.root.iterdir() if path.name.startswith(".")] == []
+        assert [path.name for path in (home.root / "models").iterdir()] == ["tiny.gguf"]

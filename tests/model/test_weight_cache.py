@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +168,7 @@ def test_full_disk_costs_a_sentence_only(model_path: Path, home: Home, monkeypat
 
 RACE = """
 import sys
+import time
 from pathlib import Path
 from everystop.model.checkpoint import inspect_model
 from everystop.model.home import Home
@@ -201,3 +204,45 @@ def test_embedded_model_is_mapped_on_the_second_load(smollm2_path: Path, home: H
     assert (first.from_cache, second.from_cache) == (False, True)
     assert second.weights["embed_tokens"].shape == (49_152, 576)
     assert_equal(second, first)
+
+
+BUILDING = """
+import sys, time
+from pathlib import Path
+from everystop.model.checkpoint import inspect_model
+from everystop.model.home import Home
+from everystop.model.weights import NativePacker, load_model
+
+class SlowPacker(NativePacker):
+    def pack(self, dtype, weights):
+        time.sleep(0.01)
+        return super().pack(dtype, weights)
+
+checkpoint = inspect_model(Path(sys.argv[1]))
+print("ready", flush=True)
+load_model(checkpoint, dtype="int8", home=Home(Path(sys.argv[2])), packer=SlowPacker(1))
+print("done", flush=True)
+"""
+
+
+def test_a_process_killed_at_any_moment_leaves_no_wrong_entry(model_path: Path, tmp_path: Path) -> None:
+    """Killed before, while and after it writes: the next start has the right weights, and nothing else is kept."""
+    wanted, dice, num_cut = load(model_path, None), random.Random(7), 0
+    for i in range(6):
+        home = Home(tmp_path / f"home{i}")
+        command = [sys.executable, "-c", BUILDING, str(model_path), str(home.root)]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": "src"}
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(dice.uniform(0, 0.15))
+            process.kill()
+            num_cut += process.stdout.read() == ""
+        again = load(model_path, home)
+        assert again.notes == ()
+        assert_equal(again, wanted)
+        [entry] = weight_files(home)
+        assert entry.suffix == ".weights"
+        assert load(model_path, home).from_cache
+    assert num_cut > 0

@@ -25,10 +25,12 @@ from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
 from everystop.core.plan import PromptLogits, StepPlan, StepResult, TokenLogprobs
 from everystop.core.policy import make_policy
+from everystop.core.recording import RecordingScheduler
 from everystop.core.request import SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.engine.engine import Engine
 from everystop.model.messages import PLAIN, ChatOptions
+from everystop.observe.recorder import Recorder
 from everystop.server.listener import listen
 from everystop.server.protocol import Accepted
 from everystop.server.queue import QueueLimits
@@ -167,10 +169,12 @@ class ParrotServer:
         self._policy_name = type(self._policy).__name__.lower()
         tenants = options.get("tenants")
         self._tenant_names = tuple(tenants.by_name) if tenants is not None else ()
+        self._recorder = options.pop("recorder", None)
         self._has_priorities = options.pop("has_priorities", False)
         self._has_targets = options.pop("has_targets", False)
         self._gives_metrics = options.pop("gives_metrics", False)
         self._names_tenants = tenants is not None and tenants.user
+        self._recorder: Recorder | None = options.pop("recorder", None)
         self.load_gate = threading.Event()
         self.before_long_encode: Callable[[], None] = lambda: None
         if not options.pop("hold_loading", False):
@@ -186,8 +190,18 @@ class ParrotServer:
         self.load_gate.wait(DEADLINE_S)
         kv = KVCache(num_blocks=self.num_blocks, block_size=16, enable_prefix_caching=True)
         limits = Limits(max_num_seqs=self._max_num_seqs, max_num_batched_tokens=64, max_model_len=self._max_model_len)
-        self.scheduler = Scheduler(limits, kv, self._policy)
-        self.engine = Engine(self.scheduler, self.runner, eos_token_ids=(EOS,), make_text_decoder=ParrotDecoder)
+        recorder = self._recorder
+        if recorder is None:
+            self.scheduler = Scheduler(limits, kv, self._policy)
+        else:
+            self.scheduler = RecordingScheduler(limits, kv, self._policy, recorder)
+        self.engine = Engine(
+            self.scheduler,
+            self.runner,
+            eos_token_ids=(EOS,),
+            make_text_decoder=ParrotDecoder,
+            on_stop=None if recorder is None else recorder.close,
+        )
         return ServedModel(
             engine=self.engine,
             texts=ParrotTexts(),
@@ -209,6 +223,7 @@ class ParrotServer:
             fingerprint="fp_parrot",
             queue=self._queue,
             tenant_names=self._tenant_names,
+            on_answered=None if recorder is None else recorder.client,
         )
 
     def _encode(self, text: str, *, add_special: bool = True) -> list[int]:
@@ -216,6 +231,12 @@ class ParrotServer:
         if len(text) > 10_000:
             self.before_long_encode()
         return list(text.encode() + (b"" if add_special else b"(bare)"))
+
+    def run_here(self) -> int:
+        """Serve on this thread, which handles signals if it is the main one; returns the exit code."""
+        self._run()
+        assert self.exit_code is not None
+        return self.exit_code
 
     def _run(self) -> None:
         async def main() -> int:

@@ -96,7 +96,7 @@ class ParrotOpening:
     max_num_queued_reqs = 4096
     runner: ParrotRunner
 
-    def __init__(self, config: Config, port: int) -> None:
+    def __init__(self, config: Config) -> None:
         pass
 
     def load(self) -> ServedModel:

@@ -105,12 +105,12 @@ def test_official_client_asks_by_the_id_that_it_has_and_sees_no_comments(
 
 def test_slow_log_names_reasons_and_no_secrets(served: ServerProcess) -> None:
     _, name, _ = post(served, {"prompt": TEXT, "max_tokens": 5})
-    wait_until(lambda: any(name in line for line in served.complaints))
+    wait_until(lambda: any(f"slow request {name}, " in line for line in served.complaints))
     said = "".join(served.complaints) + "".join(served.screen)
     assert "key-of-" not in said
     assert "upon a time" not in said
-    [line] = [line for line in served.complaints if name in line]
-    assert line.startswith(f"slow request {name}, ")
+    assert len([line for line in served.complaints if f"slow request {name}, " in line]) == 1
+    wait_until(lambda: any(f" request id={name} " in line for line in served.complaints))
 
 
 def test_others_see_nothing_but_an_administrator_all(served: ServerProcess) -> None:

@@ -7,6 +7,7 @@ argparse is used because it is the only parser that costs nothing at start-up: i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -14,10 +15,13 @@ from collections.abc import Sequence
 from everystop import __version__
 from everystop.cli import (
     batch,
+    cache,
     calibrate,
     claims,
     compare,
+    doctor,
     explain,
+    key,
     plan,
     pull,
     replay,
@@ -34,28 +38,69 @@ EPILOG = "In a clone, `./everystop test` runs the linters and the tests."
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status: 0 done, 1 failed, 2 called wrongly, 130 interrupted.
 
-    A reader of the output that leaves early, such as `| head`, is a silent 1.
+    A reader of the output that leaves early, such as `| head`, is a silent 1; output that cannot be written, such as on
+    a full disk, is a 1 with one sentence.
     """
-    parser = make_parser()
-    arguments = parser.parse_args(argv)
-    arguments.words = list(sys.argv[1:] if argv is None else argv)
+    _open_standard_streams()
     try:
+        return _run(argv)
+    finally:
+        _give_up_output()
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    arguments: argparse.Namespace | None = None
+    try:
+        arguments = make_parser().parse_args(argv)
+        arguments.words = list(sys.argv[1:] if argv is None else argv)
         status = int(arguments.run(arguments))
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
         return 1
     except EverystopError as error:
-        print(f"everystop: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return _fail(str(error), 2 if isinstance(error, ConfigError) else 1)
+    except OSError as error:
+        return _fail(_describe(error))
     except MemoryError:
         is_simulated = hasattr(arguments, "num_blocks")
         options = "--num-blocks or --replicas" if is_simulated else "--kv-cache-memory or --max-num-batched-tokens"
-        print(f"everystop: the memory is used up; lower {options}", file=sys.stderr)
-        return 1
+        return _fail(f"the memory is used up; lower {options}")
     except KeyboardInterrupt:
         return 130
+
+
+def _fail(sentence: str, status: int = 1) -> int:
+    """Say it, if standard error can be written; returns the exit status."""
+    with contextlib.suppress(OSError):
+        print(f"everystop: {sentence}", file=sys.stderr, flush=True)
+    return status
+
+
+def _describe(error: OSError) -> str:
+    """What the system did not do; without a file it was standard output that could not be written."""
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"standard output: {reason}" if error.filename is None else f"{error.filename}: {reason}"
+
+
+def _open_standard_streams() -> None:
+    """Open what the caller has closed on /dev/null: else the next file that is opened would get its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+def _give_up_output() -> None:
+    """Let what cannot be written go to /dev/null: Python flushes it once more at its end, and would say so."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -65,6 +110,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"everystop {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, pull, batch, compare, claims, top, explain, simulate, plan, calibrate, replay, trace):
+    for command in (
+        serve, pull, cache, doctor, key, batch, compare, claims, top, explain, simulate, plan, calibrate, replay, trace,
+    ):  # fmt: skip
         command.add_parser(commands)
     return parser

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from everystop.cli import settings
-from everystop.config import NETWORK
+from everystop.config import NETWORK, OPERATIONS
 
 
 def add_parser(commands: Any) -> None:
-    """Describe the command and its options: those of `serve` that do not concern the network."""
+    """Describe the command and its options: those of `serve` that do not concern a running server."""
     parser = commands.add_parser(
         "batch",
         usage="everystop batch IN.jsonl OUT.jsonl [options]",
@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("input", metavar="IN.jsonl", type=Path, help="requests, one a line")
     parser.add_argument("output", metavar="OUT.jsonl", type=Path, help="answers, one a line; extended where it exists")
     parser.add_argument("--model", metavar="MODEL", help="as for serve (default: smollm2)")
-    settings.add_options(parser, without=(NETWORK,))
+    settings.add_options(parser, without=(NETWORK, OPERATIONS))
     parser.set_defaults(run=run)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from everystop.config import GROUPS, Config, parse_bytes
 from everystop.core.errors import ConfigError
+from everystop.keys import hash_key
 
 ENVIRONMENT_PREFIX = "EVERYSTOP_"
 OTHER_VARIABLES = ("EVERYSTOP_CONFIG", "EVERYSTOP_HOME", "EVERYSTOP_ISA")
@@ -58,6 +59,12 @@ def add_remote_options(parser: Any) -> None:
         "--api-key",
         metavar="KEY",
         help=f"key that the server wants (default: the first of {KEY_VARIABLE}, which no list of processes shows)",
+    )
+    parser.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        help="PEM file with the certificate that the server's own is signed by, or with that itself, for an https URL "
+        "(default: those of the system)",
     )
 
 
@@ -137,6 +144,9 @@ def given_values(arguments: argparse.Namespace, environment: Mapping[str, str] =
     values |= {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if is_set(name, value)
     }
+    for name in ("host", "port"):
+        if name in values and values.get("uds") is not None:
+            raise ConfigError(f"--uds and --{name} are both given, but a server listens at one place; leave one out")
     return values
 
 
@@ -162,8 +172,14 @@ def refuse_unknown_variables(environment: Mapping[str, str], known: list[str]) -
     """Raise ConfigError for a variable with our prefix that nothing reads: a slip would go unnoticed."""
     for variable in sorted(environment):
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
-            [closest] = difflib.get_close_matches(variable, known, n=1, cutoff=0.0)
+            closest = closest_name(variable, known)
             raise ConfigError(f"{variable} is set, but there is no such variable; is it {closest}? Else unset it")
+
+
+def closest_name(name: str, known: list[str]) -> str:
+    """The one of the known names that a slip most likely meant."""
+    [closest] = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return closest
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -181,7 +197,10 @@ def read_file(path: Path) -> dict[str, Any]:
     for key, value in table.items():
         field = fields.get(key.replace("-", "_"))
         if field is None:
-            raise ConfigError(f"{path} sets {key!r}, which is no option; `everystop serve --help` lists them")
+            closest = closest_name(key, [name.replace("_", "-") for name in fields])
+            raise ConfigError(
+                f"{path} sets {key!r}, which is no option; is it {closest}? `everystop serve --help` lists them all"
+            )
         if field.name in values:
             raise ConfigError(f"{path} sets {field.name.replace('_', '-')} twice; keep one of the lines")
         values[field.name] = convert(field, value, f"{key} in {path}")
@@ -201,6 +220,8 @@ def convert_one(field: dataclasses.Field[Any], value: Any, source: str) -> Any:
     if isinstance(field.default, bool):
         return as_bool(value, source)
     parse = field.metadata.get("parse", str)
+    if parse is hash_key and not isinstance(value, str):
+        raise ConfigError(f"{source} must be text")  # the value is a secret
     if isinstance(value, bool | dict | list) or (parse is str and not isinstance(value, str)):
         raise ConfigError(f"{source} is {value!r}; it must be {describe(parse)}")
     try:

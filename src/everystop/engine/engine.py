@@ -70,9 +70,8 @@ class Engine:
     """Runs requests submitted from other threads; `start` it, and `stop` it in the end.
 
     `on_outputs` gets one list of outputs a step, `on_events` the step's events, `on_failure` the error that ended the
-    engine; all three are called on the engine's thread. `submit`, `abort` and `ask_blocks` may be called from any
-    thread, `allocate_ids` from one only. `is_idle` tells that the thread sleeps, `heartbeat_ns` when it last turned its
-    loop.
+    engine; all three are called on the engine's thread. `submit`, `abort`, `ask_blocks` and `stalled_ns` may be called
+    from any thread, `allocate_ids` from one only. `is_idle` tells that the thread sleeps.
     """
 
     def __init__(
@@ -90,8 +89,10 @@ class Engine:
         self.on_events: Callable[[list[Event]], None] = lambda events: None
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.error: BaseException | None = None
-        self.heartbeat_ns = time.monotonic_ns()
         self.is_idle = True
+        self._progress_ns = time.monotonic_ns()  # when a step last came back, or the present work began
+        self._is_at_rest = True  # asleep, with nothing to do
+        self._wake_at_ns = 0  # until when the policy wants to wait
         self._scheduler = scheduler
         self._runner = runner
         self._eos_token_ids = tuple(eos_token_ids)
@@ -127,6 +128,8 @@ class Engine:
         if seed is None:
             seed = self._seed_for(message.first_request_id)
             message = message._replace(params=replace(params, seed=seed))
+        if self._is_at_rest and not self._inbox:
+            self._progress_ns = time.monotonic_ns()
         self._inbox.append(message)
         self._wake.set()
         return seed
@@ -140,6 +143,15 @@ class Engine:
         """Have a `BlockEvent` among the events of the turn in progress, or of the next one."""
         self._is_asked_blocks = True
         self._wake.set()
+
+    def stalled_ns(self, now_ns: int) -> int:
+        """How long there has been work and no step has come back; 0 without work, or while the policy wants to wait.
+
+        What counts is that work gets done: a thread that lives, or turns its loop in vain, is no progress.
+        """
+        if not (self._inbox or self._scheduler.requests) or now_ns < self._wake_at_ns:
+            return 0
+        return max(0, now_ns - self._progress_ns)
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread after the step in progress and release the runner; unfinished requests get no more."""
@@ -169,23 +181,28 @@ class Engine:
                     return
                 self._take_messages()
                 turn = self._loop.turn()
-                self.heartbeat_ns = time.monotonic_ns()
+                if not turn.is_idle or not self._scheduler.requests:
+                    self._progress_ns = time.monotonic_ns()
                 self._look_at_blocks(turn.events)
                 self._deliver(turn)
                 if turn.is_idle and not self._inbox:
                     self._sleep(turn.wake_at_ns)
-        except Exception as error:
-            log.exception("the engine has failed")
+        except BaseException as error:  # whatever ends the thread ends the engine, and is told
+            log.error("the engine has failed", exc_info=error)
             self.error = error
             self._guard(self.on_failure, error)
 
     def _sleep(self, wake_at_ns: int | None) -> None:
         """Wait for a message, or until the policy wants to be asked again."""
+        self._wake_at_ns = wake_at_ns or 0
+        self._is_at_rest = not self._scheduler.requests
         self.is_idle = True
         timeout_s = None if wake_at_ns is None else max(0.0, (wake_at_ns - time.monotonic_ns()) / NS_PER_S)
         self._wake.wait(timeout_s)
-        self.is_idle = False
-        self.heartbeat_ns = time.monotonic_ns()
+        self.is_idle = self._is_at_rest = False
+        if wake_at_ns is not None:  # what was waited for counts from now on
+            self._progress_ns = time.monotonic_ns()
+            self._wake_at_ns = 0
 
     def _take_messages(self) -> None:
         while self._inbox:

@@ -4,6 +4,7 @@
     ├── models/      fetched model files
     ├── weights/     packed weights
     ├── tokenizers/  built tokenizers
+    ├── crashes/     crash files of servers
     ├── stamps/      hashes of files, with the size and times they were taken at
     └── locks/
 
@@ -49,10 +50,23 @@ class Home:
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Hold the lock `name` against every other thread and process; freed by the kernel if this one dies."""
-        path = self.folder("locks") / re.sub(r"[^\w.-]", "_", name)
-        with open(path, "ab") as file:
+        with open(self._lock_path(name), "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+    @contextlib.contextmanager
+    def try_lock(self, name: str) -> Iterator[bool]:
+        """As `lock`, but without waiting: whether it could be had."""
+        with open(self._lock_path(name), "ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+
+    def _lock_path(self, name: str) -> Path:
+        return self.folder("locks") / re.sub(r"[^\w.-]", "_", name)
 
     def sha256(self, path: Path) -> str:
         """The SHA-256 of a file in hex; remembered while size, times and inode are those it was taken at."""

@@ -64,6 +64,22 @@ def map_arrays(fd: int, key: Mapping[str, str], *, verify: bool) -> dict[str, Ar
 
     With `verify` all bytes are read and compared with their checksum. Raises WeightFileUnusable.
     """
+    mapped, index, index_start, checksum = _open(fd)
+    if verify and zlib.crc32(memoryview(mapped)[ALIGNMENT:index_start]) != checksum:
+        raise WeightFileUnusable("its data has been altered")
+    if index["key"] != dict(key):
+        raise WeightFileUnusable("it was made for another model or kernel")
+    return {name: _view(mapped, index_start, entry) for name, entry in index["arrays"].items()}
+
+
+def read_key(fd: int) -> dict[str, str]:
+    """What a weight file was made for; its data is not looked at. Raises WeightFileUnusable."""
+    key: dict[str, str] = _open(fd)[1]["key"]
+    return key
+
+
+def _open(fd: int) -> tuple[mmap.mmap, dict[str, Any], int, int]:
+    """The mapped file, its index, where that starts, and the checksum of the data; raises WeightFileUnusable."""
     size = os.fstat(fd).st_size
     if size < ALIGNMENT:
         raise WeightFileUnusable(f"it has {size} bytes")
@@ -74,12 +90,7 @@ def map_arrays(fd: int, key: Mapping[str, str], *, verify: bool) -> dict[str, Ar
     header = mapped[index_start:]
     if zlib.crc32(header) != index_checksum:
         raise WeightFileUnusable("its index has been altered")
-    if verify and zlib.crc32(memoryview(mapped)[ALIGNMENT:index_start]) != checksum:
-        raise WeightFileUnusable("its data has been altered")
-    index = json.loads(header)
-    if index["key"] != dict(key):
-        raise WeightFileUnusable("it was made for another model or kernel")
-    return {name: _view(mapped, index_start, entry) for name, entry in index["arrays"].items()}
+    return mapped, json.loads(header), index_start, checksum
 
 
 def _view(mapped: mmap.mmap, end: int, entry: list[Any]) -> Array:

@@ -119,6 +119,20 @@ class StepRecord(NamedTuple):
         return index if index < self.num_rows - self.num_padded_rows else -1
 
 
+class Answer(NamedTuple):
+    """What a client got: the HTTP status (0: it left before), the error's code, tokens, why its choices ended, and
+    whether it came as a stream.
+    """
+
+    status: int = 0
+    error_code: str = ""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    finish_reason: str = ""
+    is_streamed: bool = False
+
+
 @dataclass(slots=True)
 class Client:
     """One HTTP request: `name` is the id that its answer carries, `given_name` the id that the client gave it itself,
@@ -127,7 +141,9 @@ class Client:
     Its sequences (prompts times n) are `num` consecutive requests. `received_ns` is when the last byte of the body had
     been read, `submitted_ns` when the engine was told, `first_sent_ns` and `delivered_ns` when the first and the last
     byte of the answer were given to the socket (None: not yet; comments that say how it waits do not count). A client
-    that `has_left` never gets its last byte: then `delivered_ns` is when the server saw it go.
+    that `has_left` never gets its last byte: then `delivered_ns` is when the server saw it go. `tenant` is whose
+    request the scheduler takes it for; `answer` is set once all is over. `trace_context` are the headers that say which
+    trace it belongs to, until it has been traced.
     """
 
     name: str
@@ -140,6 +156,9 @@ class Client:
     delivered_ns: int | None = None
     given_name: str = ""
     has_left: bool = False
+    tenant: str = ""
+    answer: Answer | None = None
+    trace_context: dict[str, str] | None = None
 
     @property
     def request_ids(self) -> range:

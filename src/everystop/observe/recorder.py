@@ -143,10 +143,14 @@ class Recorder:
                     self._write(line for call in batch for line in self._formatter.lines(call))
                     self._write_clients()
                 self._write(self._formatter.last_lines())
-        except OSError as error:
-            log.warning("the record %s ends here: %s", self._path, error)
+        except Exception as error:
+            if isinstance(error, OSError):
+                log.warning("the record %s ends here, the run goes on: %s", self._path, error.strerror or error)
+            else:
+                log.error("the record %s ends here, the run goes on", self._path, exc_info=error)
+            self._clients = deque(maxlen=0)  # whose times nobody writes any more
             while self._batches.get() is not None:
-                self._clients.clear()  # the run goes on, unrecorded
+                pass
 
     def _write_clients(self) -> None:
         while self._clients:

@@ -32,7 +32,7 @@ def run_batch(config: Config, source: Path, target: Path) -> int:
     num_lines = sum(1 for _ in read_requests(source))
     try:
         with open_answers(target, source) as (out, done):
-            return asyncio.run(_Batch(Opening(config, 0).load(), out).run(source, done, num_lines))
+            return asyncio.run(_Batch(Opening(config).load(), out).run(source, done, num_lines))
     except OSError as error:
         raise ConfigError(f"{target}: {error.strerror or error}; name a file that can be written") from error
     except KeyboardInterrupt:

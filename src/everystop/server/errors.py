@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from everystop.core.errors import Draining, EngineDead, EverystopError, RequestError
+from everystop.server.http_counts import LEFT, note_start
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,10 @@ class RequestUnknown(RequestError):
 
 class Unauthorized(RequestError):
     """No valid API key came with the request (HTTP 401)."""
+
+
+class Forbidden(RequestError):
+    """The request comes from where none is taken from, such as another site's page (HTTP 403)."""
 
 
 class Overloaded(EverystopError):
@@ -105,11 +110,13 @@ _UNFORESEEN = Wire(500, "server_error")
 _WIRE: dict[type, Wire] = {
     RequestError: Wire(400, "invalid_request_error"),
     Unauthorized: Wire(401, "authentication_error", "invalid_api_key"),
+    Forbidden: Wire(403, "permission_error"),
     ModelUnknown: Wire(404, "invalid_request_error", "model_not_found"),
     RequestUnknown: Wire(404, "invalid_request_error", "request_not_found"),
     BodyTooLarge: Wire(413, "invalid_request_error", "body_too_large"),
     BodyEncoded: Wire(415, "invalid_request_error", "unsupported_content_encoding"),
     Overloaded: Wire(429, "rate_limit_error", "queue_full", 1),
+    ClientGone: Wire(LEFT, "client_gone"),  # which nobody sees but whoever counts
     GenerationFailed: Wire(500, "server_error", "generation_failed"),
     Loading: Wire(503, "service_unavailable", "loading", 1),
     Draining: Wire(503, "service_unavailable", "draining", 5),
@@ -120,6 +127,7 @@ _WIRE: dict[type, Wire] = {
 _TGI_STATUS = {400: 422, 500: 424}
 _TGI_TYPES = {
     401: "authentication",
+    403: "permission",
     424: "generation",
     429: "overloaded",
     500: "unknown",
@@ -145,6 +153,30 @@ def error_object(error: Exception, dialect: Dialect = Dialect.OPENAI) -> dict[st
     }
 
 
+def code_of(error: Exception) -> str:
+    """The error's code on the wire, or its kind where it has none."""
+    if isinstance(error, ClientGone):
+        return "client_gone"
+    wire = _wire(error)
+    return getattr(error, "code", None) or wire.code or wire.kind
+
+
+class ErrorResponse(Response):
+    """An error's answer, which leaves its code in the scope as `error_code`, its name as `error`, for whoever keeps
+    account.
+    """
+
+    def __init__(self, *args: Any, code: str, name: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._code = code
+        self._name = name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["error_code"], scope["error"] = self._code, self._name
+        note_start(scope, self.status_code, self.raw_headers)
+        await super().__call__(scope, receive, send)
+
+
 def _tgi_object(message: str, status: int) -> dict[str, Any]:
     return {"error": message, "error_type": _TGI_TYPES.get(status, "validation")}
 
@@ -165,7 +197,7 @@ def error_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> Respo
         headers["retry-after"] = str(retry_after_s)
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    return _reply(_status(wire, dialect), error_object(error, dialect), headers)
+    return _reply(_status(wire, dialect), error_object(error, dialect), headers, code_of(error), type(error).__name__)
 
 
 def failure_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> Response:
@@ -190,11 +222,11 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     elif error.status_code == 405:
         headers["Allow"] = ", ".join(sorted(headers.get("Allow", "").split(", ")))
         message = f"{request.scope['path'][:_MAX_PATH_CHARS]} takes {headers['Allow']} only"
-    if dialect_of(request.scope) is Dialect.TGI:
-        return _reply(error.status_code, _tgi_object(message, error.status_code), headers)
     code = HTTPStatus(error.status_code).name.lower()
+    if dialect_of(request.scope) is Dialect.TGI:
+        return _reply(error.status_code, _tgi_object(message, error.status_code), headers, code, code)
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
-    return _reply(error.status_code, body, headers)
+    return _reply(error.status_code, body, headers, code, code)
 
 
 def _served(request: Request) -> str:
@@ -203,8 +235,8 @@ def _served(request: Request) -> str:
     return ", ".join(dict.fromkeys(path for path in paths if not path.startswith("/ui/")))
 
 
-def _reply(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
-    return Response(json.dumps(body), status, headers, media_type="application/json")
+def _reply(status: int, body: dict[str, Any], headers: dict[str, str], code: str, name: str) -> Response:
+    return ErrorResponse(json.dumps(body), status, headers, media_type="application/json", code=code, name=name)
 
 
 def _wire(error: Exception) -> Wire:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import os
 import resource
 import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
 
 from everystop.core.errors import ConfigError
+
+BACKLOG = 2048
+UDS_UMASK = 0o117  # the socket's owner and group may connect
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -22,7 +29,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen(2048)
+        sock.listen(BACKLOG)
         sock.setblocking(False)
     except OSError as error:
         sock.close()
@@ -34,9 +41,73 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
+@contextlib.contextmanager
+def listen_at_path(path: str) -> Iterator[socket.socket]:
+    """A listening UNIX socket, whose file its owner and group may use, and which is removed in the end.
+
+    What a dead server left there is replaced. Raises ConfigError for a path that another one serves, that is no socket,
+    or where none can be made.
+    """
+    _allow_many_connections()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(Path(path))
+        umask = os.umask(UDS_UMASK)
+        try:
+            sock.bind(path)
+        finally:
+            os.umask(umask)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+        inode = os.stat(path).st_ino
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen at {path}: {error.strerror or error}; choose another --uds") from None
+    except ConfigError:
+        sock.close()
+        raise
+    try:
+        with sock:
+            yield sock
+    finally:
+        with contextlib.suppress(OSError):  # somebody may have removed it, or put another there
+            if os.stat(path).st_ino == inode:
+                os.unlink(path)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket that nobody serves any more; raises ConfigError for anything else that lies there."""
+    try:
+        mode = path.stat(follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"{path} is there and is no socket; remove it or choose another --uds")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:  # a full backlog, or no right to connect: somebody may be there
+            raise ConfigError(f"{path} cannot be taken over: {error.strerror or error}; choose another --uds") from None
+    raise ConfigError(f"{path} is served by a running server; stop it or choose another --uds")
+
+
 def is_loopback(sock: socket.socket) -> bool:
     """Only this machine can reach what listens there."""
+    if sock.family == socket.AF_UNIX:
+        return True
     return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def url_of(sock: socket.socket, host: str, *, scheme: str = "http") -> str:
+    """Where clients find what listens there, as the configuration calls the host; `unix:PATH` for a UNIX socket."""
+    name = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{name[1]}"
 
 
 def _allow_many_connections() -> None:

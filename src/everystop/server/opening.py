@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import faulthandler
 import hashlib
-import os
+import logging
 import socket
-import sys
+import ssl
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +19,10 @@ import uvloop
 from everystop import __version__, _native
 from everystop.assembly import Capacity, build_engine, longest_sequence, num_threads
 from everystop.config import Config
+from everystop.core.errors import ConfigError
 from everystop.core.policy import make_policy
 from everystop.core.request import SamplingParams
+from everystop.keys import exposure, read_key_file
 from everystop.model.chat_template import load_chat_template
 from everystop.model.checkpoint import inspect_model
 from everystop.model.generation_config import load_generation_defaults
@@ -28,47 +32,76 @@ from everystop.model.pull import EMBEDDED, resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
 from everystop.model.weights import LoadedModel, load_model
 from everystop.scheduling import tenants_of
+from everystop.server.crash_file import CrashFiles
+from everystop.server.listener import is_loopback
+from everystop.server.logs import Log, install
 from everystop.server.protocol import Accepted
 from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
+from everystop.server.tls import server_context
+from everystop.server.tracing import tracing
+from everystop.tenants import with_keys
 
 MIB = 1 << 20
 
 
-def run(opening: Opening, sock: socket.socket) -> int:
+def run(opening: Opening, sock: socket.socket, log: Log) -> int:
     """Serve what `opening` loads on a listening socket; returns the exit code."""
     config = opening.config
+    install(log)
+    with contextlib.suppress(OSError, ValueError):  # standard error is closed
+        faulthandler.enable()
+    for warning in opening.warnings(is_loopback(sock)):
+        log.say(f"warning: {warning}", level=logging.WARNING)
     service = Service(
         sock,
         opening.load,
-        api_keys=config.api_key,
+        api_keys=opening.api_keys,
         admin_keys=config.admin_key,
         tenants=opening.tenants,
+        allowed_hosts=config.allowed_host,
+        tls=opening.tls,
         shutdown_timeout_s=config.shutdown_timeout,
+        stuck_fail_s=config.stall_timeout,
+        exits_on_failure=config.on_engine_failure == "exit",
+        crash_files=opening.crash_files(),
         stats_interval_s=config.stats_interval,
         explain_history=config.explain_history,
         slow_log_ms=config.slow_log,
         max_request_s=config.max_request_seconds,
-        on_ready=lambda model: print(opening.screen(), flush=True),
+        open_traces=opening.open_traces,
+        on_ready=lambda model: _show(opening, log),
+        say=log.say,
+        log_request=log.say if config.log_requests else None,
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code = runner.run(service.run())
-    if any(thread.name == "everystop-load" for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # a signal came while native code was loading in a thread that cannot be interrupted
-    return code
+        return runner.run(service.run())
+
+
+def _show(opening: Opening, log: Log) -> None:
+    """What is served: a screen for people, or one line of a log for machines."""
+    if opening.config.log_format == "json":
+        log.say("serving", {"url": opening.url, "model": opening.names[0], "version": __version__})
+    else:
+        print(opening.screen(), flush=True)
+
+
+def is_loading() -> bool:
+    """A signal came while native code was loading in a thread that cannot be interrupted."""
+    return any(thread.name == "everystop-load" for thread in threading.enumerate())
 
 
 class Opening:
-    """A checked model, and what it takes to load it; the constructor raises what is wrong with flags and files."""
+    """A checked model, and what it takes to load it, to be served at `url`; the constructor raises what is wrong with
+    flags and files.
+    """
 
-    def __init__(self, config: Config, port: int) -> None:
+    def __init__(self, config: Config, url: str = "") -> None:
         self.config = config
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        self.url = f"http://{host}:{port}"
-        self.tenants = tenants_of(config)
+        self.url = url
+        self.tls = _tls_of(config)
+        self._read_keys()
         self._home = Home.from_environment()
         path = resolve_model(config.model, self._home)
         self._checkpoint = inspect_model(path)
@@ -78,8 +111,31 @@ class Opening:
         self._template = load_chat_template(self._checkpoint, self._tokenizer, override)
         self._defaults = load_generation_defaults(self._checkpoint, config.generation_config)
         own_name = path.resolve().name if path.is_dir() else path.stem
-        self.name = config.served_model_name or (config.model if config.model in EMBEDDED else own_name)
+        self.names = config.served_model_name or (config.model if config.model in EMBEDDED else own_name,)
+        self.open_traces = tracing(config.otlp_traces_endpoint, self.names[0])
         self._lines: list[tuple[str, str]] = []
+
+    def _read_keys(self) -> None:
+        config, path = self.config, self.config.api_key_file
+        named_keys = () if path is None else read_key_file(path)
+        self.api_keys = (*config.api_key, *(line.key for line in named_keys if not line.name))
+        self.tenants = with_keys(tenants_of(config), named_keys, path or "")
+        tenants_keys = any(tenant.keys for tenant in self.tenants.by_name.values())
+        self._has_keys = bool(self.api_keys or config.admin_key or tenants_keys)
+        if self._has_keys and config.allowed_host:
+            raise ConfigError("--allowed-host has no effect where keys are set, for a key opens all; leave it out")
+
+    def warnings(self, is_loopback: bool) -> list[str]:
+        """What an operator should know of who can reach what; `is_loopback` says that only this machine can."""
+        config = self.config
+        exposures = [exposure(path) for path in (config.api_key_file, config.tenants, config.ssl_keyfile) if path]
+        found = [text for text in exposures if text is not None]
+        if not self._has_keys and not is_loopback:
+            found.append(
+                f"other machines can reach {self.url}, and no keys are set, so anybody may use it; set --api-key-file "
+                "or --api-key, or listen on --host 127.0.0.1"
+            )
+        return found
 
     def load(self) -> ServedModel:
         """Read the weights and build the engine; called in a thread."""
@@ -101,7 +157,7 @@ class Opening:
             engine=engine,
             texts=tokenizer,
             accepted=Accepted(
-                (self.name,),
+                self.names,
                 num_valid_tokens,
                 capacity.max_model_len,
                 SamplingParams(**defaults),
@@ -123,6 +179,7 @@ class Opening:
             fingerprint=fingerprint(__version__, loaded.digest, config.dtype, _native.isa()),
             tenant_names=tuple(self.tenants.by_name),
             on_answered=None if recorder is None else recorder.client,
+            is_chat_slow=lambda: self._template.is_slow,
         )
 
     def _describe(self, loaded: LoadedModel, capacity: Capacity, threads: int) -> list[tuple[str, str]]:
@@ -131,7 +188,10 @@ class Opening:
         blocks = f"{num_blocks:,} blocks of {capacity.block_size} tokens, {capacity.num_bytes / MIB:,.0f} MiB"
         per_seq = max(1, num_blocks // config.max_num_seqs) * capacity.block_size
         return [
-            ("model", f"{self.name} ({self._checkpoint.path.name}), {loaded.num_bytes / MIB:,.0f} MiB of weights"),
+            (
+                "model",
+                f"{', '.join(self.names)} ({self._checkpoint.path.name}), {loaded.num_bytes / MIB:,.0f} MiB of weights",
+            ),
             ("arithmetic", f"{config.dtype}, {_native.isa()} kernels ({loaded.layout}), {threads} threads"),
             ("KV cache", f"{blocks}: {capacity.num_longest_requests:,} requests of {length:,} tokens at once,"),
             ("", f"or {min(config.max_num_seqs, num_blocks)} (--max-num-seqs) of {min(length, per_seq):,}"),
@@ -153,10 +213,18 @@ class Opening:
         )
         return self._tokenizer.encode_rendered(rendered, add_special=options.add_special_tokens)
 
+    def crash_files(self) -> CrashFiles:
+        """Where crash files go, and what they say of the settings."""
+        config = self.config
+        folder = self._home.root / "crashes" if config.crash_dir is None else Path(config.crash_dir).expanduser()
+        return CrashFiles(folder, config.max_crash_files, config.shown())
+
     def screen(self) -> str:
         """What is served, how, and where."""
         lines = [f"Everystop {__version__}", *(f"  {name:<11}{text}" for name, text in self._lines)]
-        return "\n".join([*lines, f"Serving on {self.url} (try {self.url}/v1/chat/completions, watch {self.url}/ui)"])
+        is_web = self.url.startswith("http")
+        hint = f" (try {self.url}/v1/chat/completions, watch {self.url}/ui)" if is_web else ""
+        return "\n".join([*lines, f"Serving on {self.url}{hint}"])
 
     def _sampling_text(self) -> str:
         values = self._defaults.values()
@@ -169,6 +237,12 @@ class Opening:
 def fingerprint(*parts: str) -> str:
     """A name for what determines an answer; the same parts give the same name, on any day and machine."""
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def _tls_of(config: Config) -> ssl.SSLContext | None:
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return None
+    return server_context(config.ssl_certfile, config.ssl_keyfile)
 
 
 def _target_text(config: Config) -> str:

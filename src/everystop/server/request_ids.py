@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everystop.core.errors import RequestError
 from everystop.server.errors import dialect_of, error_response
+from everystop.server.http_counts import note_start
 
 MAX_CHARS = 128
 HEADER = b"x-request-id"
@@ -16,7 +17,8 @@ _GIVEN = re.compile(rb"[!-~]{1,%d}" % MAX_CHARS)
 
 class RequestIds:
     """ASGI middleware; the scope's `given_name` is what the client sent ("" for nothing), and `answer_name` is what
-    those behind set. 400 for an id that is too long or not made of printable ASCII characters.
+    those behind set; the answer's `status` is left there for whoever keeps account. 400 for an id that is too long or
+    not made of printable ASCII characters.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -37,6 +39,7 @@ class RequestIds:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
+                note_start(scope, message["status"], message.get("headers", ()))
                 name = scope["given_name"] or scope.get("answer_name", "")
                 if name:
                     message = {**message, "headers": [*message.get("headers", ()), (HEADER, name.encode())]}

@@ -20,21 +20,26 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop import __version__
 from everystop.core.errors import EverystopError, RequestError
+from everystop.keys import KeyHash
 from everystop.observe.history import Client
 from everystop.observe.prometheus import render
 from everystop.server import protocol, tgi
 from everystop.server.auth import KeyGuard
 from everystop.server.board import Generation, MakeChoice
 from everystop.server.deadline import Deadline
+from everystop.server.edge_metrics import edge_sheets
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
 from everystop.server.http import Bodies, announced_bytes, read_body
+from everystop.server.http_counts import HttpCounter
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams
+from everystop.server.origins import OriginGuard
 from everystop.server.prompt_report import PromptReport, report_of
 from everystop.server.prompts import PREPARE_WORKERS, Parse, Prepared, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
 from everystop.server.request_ids import RequestIds
+from everystop.server.request_log import RefusalWatch
 from everystop.server.state import ServerState
 from everystop.server.streams import StreamReply, WholeReply
 from everystop.server.texts import ChoiceText
@@ -42,8 +47,9 @@ from everystop.server.tgi import TgiParsed
 from everystop.server.tgi_replies import TgiWriter
 from everystop.server.tgi_texts import TgiText
 from everystop.server.tokenize import TokenPaths
+from everystop.server.tracing import trace_context
 from everystop.server.ui import Ui
-from everystop.server.visibility import Viewer, caller_of, callers
+from everystop.server.visibility import Viewer, caller_of, callers, salt_of
 from everystop.tenants import Tenants
 
 INLINE_BYTES = 8192
@@ -51,19 +57,27 @@ INLINE_BYTES = 8192
 
 def make_app(
     state: ServerState,
-    api_keys: Sequence[str] = (),
+    api_keys: Sequence[KeyHash | str] = (),
     tenants: Tenants | None = None,
     *,
-    admin_keys: Sequence[str] = (),
+    admin_keys: Sequence[KeyHash | str] = (),
+    allowed_hosts: Sequence[str] = (),
 ) -> ASGIApp:
-    """The ASGI application over `state`; the tenants' keys let in beside `api_keys`, and `admin_keys` see all."""
+    """The ASGI application over `state`; the tenants' keys let in beside `api_keys`, and `admin_keys` see all. Without
+    any key, browsers are kept to the server's own pages and to `allowed_hosts`.
+    """
     tenants = tenants or Tenants()
     endpoints, ui = Endpoints(state, tenants), Ui()
     tokens = endpoints.tokens
-    guard = Middleware(KeyGuard, callers=callers(api_keys, admin_keys, tenants), is_open=ui.is_open)
+    known = callers(api_keys, admin_keys, tenants)
+    guards = [Middleware(KeyGuard, callers=known, is_open=ui.is_open)]
+    if not known:
+        guards.append(Middleware(OriginGuard, allowed_hosts=allowed_hosts, is_loopback=state.is_loopback))
     app = Starlette(
         routes=[
             Route("/health", endpoints.health, methods=["GET"]),
+            Route("/health/ready", endpoints.health, methods=["GET"]),
+            Route("/health/live", endpoints.health_live, methods=["GET"]),
             Route("/version", endpoints.version, methods=["GET"]),
             Route("/metrics", endpoints.metrics, methods=["GET"]),
             Route("/v1/models", endpoints.models, methods=["GET"]),
@@ -82,7 +96,7 @@ def make_app(
             Route("/ui/stream", endpoints.live, methods=["GET"]),
             *ui.routes(),
         ],
-        middleware=[Middleware(RequestIds), guard],
+        middleware=[Middleware(RefusalWatch, refused=state.refused), Middleware(RequestIds), *guards],
         exception_handlers={
             EverystopError: handle_error,
             ClientGone: handle_error,
@@ -91,7 +105,7 @@ def make_app(
         },
     )
     app.router.redirect_slashes = False
-    return app
+    return HttpCounter(app, state.http, app.routes, ui.is_file)
 
 
 class Endpoints:
@@ -107,8 +121,13 @@ class Endpoints:
         self.tokens = TokenPaths(state, self._bodies, self._workers)
 
     async def health(self, _request: Request) -> Response:
-        """200 while requests are taken and the engine turns, else 503."""
+        """200 while requests are taken and the engine gets on with them, else 503; the same as `/health/ready`."""
         status, word = self._state.health()
+        return _json({"status": word}, status)
+
+    async def health_live(self, _request: Request) -> Response:
+        """503 where only a new process can help, else 200."""
+        status, word = self._state.live()
         return _json({"status": word}, status)
 
     async def version(self, _request: Request) -> Response:
@@ -120,7 +139,8 @@ class Endpoints:
         metrics, text = self._state.metrics, b""
         if metrics is not None:
             tenant = caller_of(request.scope).tenant
-            text = render(metrics, self._state.model.accepted.model_names[0], only_tenant=tenant)
+            name, sheets = self._state.model.accepted.model_names[0], edge_sheets(self._state)
+            text = render(metrics, name, only_tenant=tenant, sheets=sheets)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, _request: Request) -> Response:
@@ -191,13 +211,13 @@ class Endpoints:
         deadline = Deadline.of(read_ns, parsed.timeout_s, self._state.max_request_s)
         if deadline is not None:
             deadline.check()
-        report = report_of(prompts, params, parsed.wishes, model.texts)
+        report, tenant = report_of(prompts, params, parsed.wishes, model.texts), self._tenant_of(request, parsed)
         generation = self._state.board.open(
             prompts,
             params,
-            tenant=self._tenant_of(request, parsed),
+            tenant=tenant,
             priority=parsed.priority,
-            cache_salt=parsed.cache_salt,
+            cache_salt=salt_of(caller_of(request.scope), tenant, parsed.cache_salt),
             ttft_target_ns=parsed.ttft_target_ns,
             itl_target_ns=parsed.itl_target_ns,
             make_choice=_choices_of(parsed, report),
@@ -205,7 +225,9 @@ class Endpoints:
         )
         writer = _writer(parsed, generation, model.fingerprint)
         request.scope["answer_name"] = writer.id
-        client = _client(request.scope, writer.id, generation, read_ns)
+        client = _client(request.scope, writer.id, generation, read_ns, tenant)
+        client.trace_context = trace_context(request.scope, self._state.trace_headers)
+        request.scope["answered_client"] = client
         self._state.came(client)
         reply = StreamReply if parsed.stream else WholeReply
         return reply(self._state, generation, client, writer, params.n, parsed.wishes, deadline)
@@ -216,7 +238,7 @@ class Endpoints:
         """
         queue = self._state.board.queue
         work = partial(prepare, self._state.model, parse, body)
-        if len(body) <= INLINE_BYTES:
+        if len(body) <= INLINE_BYTES and not self._state.model.is_chat_slow():
             return work(queue.check_num)
         with queue.reserved(len(body)):
             work = partial(work, partial(queue.check_num, num_reserved=1))
@@ -267,7 +289,7 @@ def _stays() -> bool:
     return False
 
 
-def _client(scope: Scope, name: str, generation: Generation, received_ns: int) -> Client:
+def _client(scope: Scope, name: str, generation: Generation, received_ns: int, tenant: str) -> Client:
     return Client(
         name,
         caller_of(scope).owner,
@@ -276,6 +298,7 @@ def _client(scope: Scope, name: str, generation: Generation, received_ns: int) -
         received_ns,
         generation.submitted_ns,
         given_name=scope.get("given_name", ""),
+        tenant=tenant,
     )
 
 

@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -15,21 +16,28 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from everystop.core.errors import Draining, EngineDead
+from everystop.keys import KeyHash
+from everystop.observe.aftermath import COST_SHARE, TRACED_COST_SHARE, Aftermath
 from everystop.observe.history import DEFAULT_FINISHED, History
 from everystop.observe.stats import StatusLine
+from everystop.server.crash_file import CrashFiles
 from everystop.server.http import HttpServer
 from everystop.server.listener import is_loopback
+from everystop.server.request_log import RequestLog, Write
 from everystop.server.routes import make_app
 from everystop.server.slow_log import SlowLog
-from everystop.server.state import Phase, ServedModel, ServerState
+from everystop.server.state import STALL_TIMEOUT_S, Phase, ServedModel, ServerState
+from everystop.server.supervisor import Supervisor
+from everystop.server.tracing import Tracer
+from everystop.server.watchdog import Watchdog
 from everystop.tenants import Tenants
 
 logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
 TICK_S = 0.25
+LATE_S = 0.5
 POLL_S = 0.02
-STUCK_FAIL_S = 60.0
 LAST_WORDS_S = 2.0
 T = TypeVar("T")
 
@@ -37,7 +45,9 @@ T = TypeVar("T")
 class Service:
     """Serves on a listening socket from the first moment; `load` runs in a thread and brings the model.
 
-    `say` prints lines for the operator. `run` returns the exit code: 0 after a drain, 1 when the engine had failed.
+    `say` prints lines for the operator, and `log_request` the fields of a line about a request. After `stuck_fail_s`
+    with work and without a finished step those who wait get an error, and a crash file is written. `run` returns the
+    exit code: 0 after a drain, 1 when the engine had failed, which ends it at once where it `exits_on_failure`.
     """
 
     def __init__(
@@ -45,15 +55,21 @@ class Service:
         sock: socket.socket,
         load: Callable[[], ServedModel],
         *,
-        api_keys: Sequence[str] = (),
-        admin_keys: Sequence[str] = (),
+        api_keys: Sequence[KeyHash | str] = (),
+        admin_keys: Sequence[KeyHash | str] = (),
         tenants: Tenants | None = None,
+        allowed_hosts: Sequence[str] = (),
+        tls: ssl.SSLContext | None = None,
         explain_history: int = DEFAULT_FINISHED,
         slow_log_ms: float | None = None,
         max_request_s: float | None = None,
+        open_traces: Callable[[History], Tracer] | None = None,
         shutdown_timeout_s: float = 30.0,
         stats_interval_s: float = 10.0,
-        stuck_fail_s: float = STUCK_FAIL_S,
+        stuck_fail_s: float = STALL_TIMEOUT_S,
+        exits_on_failure: bool = False,
+        crash_files: CrashFiles | None = None,
+        log_request: Write | None = None,
         on_ready: Callable[[ServedModel], None] = lambda model: None,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
@@ -62,15 +78,30 @@ class Service:
         self.state.max_request_s = max_request_s
         self._sock = sock
         self._load = load
-        self._http = HttpServer(make_app(self.state, api_keys, tenants, admin_keys=admin_keys))
+        app = make_app(self.state, api_keys, tenants, admin_keys=admin_keys, allowed_hosts=allowed_hosts)
+        self._http = HttpServer(app, tls)
         self._shutdown_timeout_s = shutdown_timeout_s
         self._stats_interval_s = stats_interval_s
-        self._stuck_fail_s = stuck_fail_s
+        self.state.stall_timeout_s = stuck_fail_s
+        self._exits_on_failure = exits_on_failure
         self._on_ready = _unless_closed(on_ready)
         self._say = _unless_closed(say)
         self._slow_log = None if slow_log_ms is None else SlowLog(self.state.history, slow_log_ms, self._say)
         if self._slow_log is not None:
             self.state.on_done.append(self._slow_log.note)
+        share = COST_SHARE if open_traces is None else TRACED_COST_SHARE
+        self._aftermath = Aftermath(self.state.history, cost_share=share)
+        self.state.on_done.append(self._aftermath.note)
+        self._traces = None if open_traces is None else open_traces(self.state.history)
+        if self._traces is not None:
+            self.state.trace_headers = self._traces.headers
+            self._aftermath.on_life.append(self._traces.note)
+        self._request_log = None if log_request is None else RequestLog(self.state.history, log_request)
+        if self._request_log is not None:
+            self.state.on_done.append(self._request_log.note)
+            self.state.on_refused.append(self._request_log.refused)
+        self._supervisor = Supervisor()
+        self._watchdog = Watchdog(self.state, crash_files, when_live=lambda: self._supervisor.tell("WATCHDOG=1"))
         self._signals = 0
         self._signalled: asyncio.Event
 
@@ -79,22 +110,23 @@ class Service:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._signalled = asyncio.Event()
         self._handle_signals()
+        self._watchdog.start(asyncio.get_running_loop())
         http = asyncio.create_task(self._http.serve(sockets=[self._sock]))
         loading = self._start_loading()
         stopped = asyncio.create_task(self._signalled.wait())
         ends: set[asyncio.Future[Any]] = {loading, stopped, http}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        ticking = None
+        ticking = asyncio.create_task(self._tick())
         if loading.done() and loading.exception() is None:
             self._open(loading.result())
-            ticking = asyncio.create_task(self._tick())
             await asyncio.wait(ends - {loading}, return_when=asyncio.FIRST_COMPLETED)
-        failed = self.state.phase is Phase.FAILED
         await self._drain()
-        if ticking is not None:
-            ticking.cancel()
-            self._look()
+        failed = self.state.phase is Phase.FAILED
+        ticking.cancel()
+        self._look(is_last=True)
         await self._end(http)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
         stopped.cancel()
         if loading.done():
             loading.result()
@@ -139,68 +171,90 @@ class Service:
     def _open(self, model: ServedModel) -> None:
         loop, state = asyncio.get_running_loop(), self.state
         state.open(model)
-        board = state.board
+        board, metrics = state.board, state.metrics
+        assert metrics is not None
+        self._aftermath.on_life.append(lambda client, life: metrics.explained(life))
         model.engine.on_outputs = lambda outputs: _call(loop, board.deliver, outputs)
         model.engine.on_events = state.receive
         model.engine.on_failure = lambda error: _call(loop, self._fail, error)
         model.engine.start()
         gc.collect()
         gc.freeze()
+        self._supervisor.tell("READY=1")
         self._on_ready(model)
 
     def _fail(self, error: BaseException) -> None:
-        """The engine's thread has died: end everybody, stay up with 503 until somebody stops the process."""
+        """The engine's thread has died: end everybody, then the process, or stay up with 503 until a restart."""
         self.state.error = error
         self.state.phase = Phase.FAILED
-        self._say(f"the engine has failed ({type(error).__name__}: {error}): /health answers 503 until a restart")
+        then = "the server ends" if self._exits_on_failure else "/health answers 503 until a restart"
+        self._say(f"the engine has failed ({type(error).__name__}: {error}): {then}")
+        self._watchdog.engine_failed(error)
         self.state.board.fail_all(EngineDead("the engine has failed; the server must be restarted"))
         if self.state.metrics is not None:
             self.state.metrics.forget_running()
+        if self._exits_on_failure:
+            self._signalled.set()
 
     async def _tick(self) -> None:
-        """Count events, print the status line, and end those who wait for an engine that no longer turns, or for whom
+        """Count events, print the status line, and end those who wait for an engine that does not get on, or for whom
         too much waits.
         """
-        metrics = self.state.metrics
-        assert metrics is not None
-        status, next_line_s = StatusLine(metrics, time.monotonic()), time.monotonic() + self._stats_interval_s
+        status: StatusLine | None = None
+        next_line_s = 0.0
+        was_stopped = False
         while True:
-            await asyncio.sleep(TICK_S)
-            silent_s = self.state.silent_s()
-            if silent_s > self._stuck_fail_s:
-                self.state.board.fail_all(EngineDead(f"the engine has not finished a step for {silent_s:.0f} s"))
-            self.state.board.cut_off_laggards()
-            now_s = time.monotonic()
+            self._watchdog.beat()
             self._look()
-            if self._stats_interval_s > 0 and now_s >= next_line_s:
+            if not was_stopped:
+                self._end_the_stuck()
+            metrics, now_s = self.state.metrics, time.monotonic()
+            if metrics is not None:
+                self.state.board.cut_off_laggards()
+            if metrics is not None and status is None:
+                status, next_line_s = StatusLine(metrics, now_s), now_s + self._stats_interval_s
+            if status is not None and self._stats_interval_s > 0 and now_s >= next_line_s:
                 next_line_s = now_s + self._stats_interval_s
                 line = status.next(now_s)
                 if line is not None:
                     self._say(line)
+            await asyncio.sleep(TICK_S)
+            was_stopped = time.monotonic() - now_s > TICK_S + LATE_S  # such as by SIGSTOP: nobody could get on
 
-    def _look(self) -> None:
-        """Take in what has happened, and say what was slow."""
-        assert self.state.metrics is not None
+    def _end_the_stuck(self) -> None:
+        silent_s = self.state.silent_s()
+        if silent_s > self.state.stall_timeout_s:
+            self.state.board.fail_all(EngineDead(f"the engine has not finished a step for {silent_s:.0f} s"))
+
+    def _look(self, *, is_last: bool = False) -> None:
+        """Take in what has happened, and say what was slow, what is over and where its time went."""
         try:
-            self.state.metrics.catch_up()
+            if self.state.metrics is not None:
+                self.state.metrics.catch_up()
             self.state.history.catch_up()
+            self._aftermath.tick(time.monotonic_ns(), is_last=is_last)
             if self._slow_log is not None:
                 self._slow_log.tick()
+            if self._request_log is not None:
+                self._request_log.tick(is_last=is_last)
         except Exception:
             logger.exception("events could not be counted; serving goes on")
 
     async def _drain(self) -> None:
         """Let what was accepted finish within the timeout, or until a second signal; the rest gets an error each."""
         state = self.state
+        self._supervisor.tell("STOPPING=1")
         if state.phase is Phase.READY:
             state.phase = Phase.DRAINING
             self._say(f"draining; open requests: {state.num_open}, time to finish: {self._shutdown_timeout_s:g} s")
-        deadline_s = time.monotonic() + self._shutdown_timeout_s
+        timeout_s = self._shutdown_timeout_s if state.phase is Phase.DRAINING else LAST_WORDS_S
+        deadline_s = time.monotonic() + timeout_s
         while state.num_open and self._signals < 2 and time.monotonic() < deadline_s:
             await asyncio.sleep(POLL_S)
         if not state.num_open or state.metrics is None:
             return
-        why = "a second signal" if self._signals >= 2 else f"--shutdown-timeout {self._shutdown_timeout_s:g} s"
+        why = f"--shutdown-timeout {timeout_s:g} s" if state.phase is Phase.DRAINING else "the failure of the engine"
+        why = "a second signal" if self._signals >= 2 else why
         self._say(f"ending unfinished requests: {state.num_open}, because of {why}")
         state.board.fail_all(Draining("the server has shut down before the request was finished"))
         deadline_s = time.monotonic() + LAST_WORDS_S
@@ -209,6 +263,7 @@ class Service:
 
     async def _end(self, http: asyncio.Task[None]) -> None:
         self.state.is_ending = True
+        await asyncio.to_thread(self._watchdog.stop)
         if self.state.metrics is not None:
             await asyncio.to_thread(self.state.model.engine.stop)
         self._http.should_exit = True

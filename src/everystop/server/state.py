@@ -19,13 +19,16 @@ from everystop.observe.history import Client, History
 from everystop.observe.metrics import Metrics
 from everystop.server.board import Board, EngineLike
 from everystop.server.errors import Loading
+from everystop.server.http_counts import HttpCounts
 from everystop.server.protocol import Accepted
 from everystop.server.queue import Queue, QueueLimits
+from everystop.server.request_log import Refusal
 from everystop.server.texts import Texts
 
 logger = logging.getLogger(__name__)
 
 STUCK_HEALTH_S = 4.0
+STALL_TIMEOUT_S = 30.0
 
 
 class ServedEngine(EngineLike, Protocol):
@@ -34,8 +37,7 @@ class ServedEngine(EngineLike, Protocol):
     on_outputs: Callable[[list[StepOutput]], None]
     on_events: Callable[[list[Any]], None]
     on_failure: Callable[[BaseException], None]
-    heartbeat_ns: int
-    is_idle: bool
+    error: BaseException | None
 
     def start(self) -> None:
         """Start the engine's thread."""
@@ -45,6 +47,9 @@ class ServedEngine(EngineLike, Protocol):
 
     def ask_blocks(self) -> None:
         """Have a `BlockEvent` among the next events."""
+
+    def stalled_ns(self, now_ns: int) -> int:
+        """How long there has been work and no step has come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +82,8 @@ class ServedModel:
 
     `fingerprint` names what determines an answer: version, model, arithmetic, instruction set. `num_blocks` is the size
     of the KV cache; `queue` bounds what may wait for a place to run. `tenant_names` are those that
-    metrics tell apart. `on_answered` is told of each HTTP request once its answer is done.
+    metrics tell apart. `on_answered` is told of each HTTP request once its answer is done. `is_chat_slow` tells that
+    `encode_chat` takes long even for little.
     """
 
     engine: ServedEngine
@@ -91,6 +97,7 @@ class ServedModel:
     queue: QueueLimits = field(default_factory=QueueLimits)
     tenant_names: tuple[str, ...] = ()
     on_answered: Callable[[Client], None] | None = None
+    is_chat_slow: Callable[[], bool] = lambda: False
 
     @property
     def limit_tokens(self) -> int:
@@ -108,16 +115,18 @@ class Phase(StrEnum):
 
 
 class ServerState:
-    """The one mutable state of the HTTP side; asyncio thread only. `on_done` hears of each request that is answered.
+    """The one mutable state of the HTTP side; asyncio thread only. `on_done` hears of each request that is answered,
+    and `on_refused` of those that were turned away at the edge.
 
     With a `history` requests are remembered in it, and without one not at all. `is_ending` tells that nobody is waited
-    for any more, `is_loopback` that only this machine can reach the server. No request may take longer than
-    `max_request_s`.
+    for any more, `is_loopback` that only this machine can reach the server. After `stall_timeout_s` with work and
+    without a finished step only a new process is expected to help. No request may take longer than `max_request_s`.
     """
 
     def __init__(self, history: History | None = None) -> None:
         self.is_ending = False
         self.is_loopback = False
+        self.stall_timeout_s = STALL_TIMEOUT_S
         self.max_request_s: float | None = None
         self.phase = Phase.LOADING
         self.error: BaseException | None = None
@@ -129,6 +138,9 @@ class ServerState:
         self._is_remembered = history is not None
         self.history = history or History(num_finished=0)
         self.on_done: list[Callable[[Client], None]] = []
+        self.on_refused: list[Callable[[Refusal], None]] = []
+        self.http = HttpCounts()
+        self.trace_headers: frozenset[bytes] = frozenset()  # by which a caller's trace goes on; none: not traced
 
     def open(self, model: ServedModel) -> None:
         """The model is there."""
@@ -136,7 +148,13 @@ class ServerState:
         if model.on_answered is not None:
             self.on_done.append(model.on_answered)
         self._board = Board(model.engine, model.texts, Queue(model.queue, model.limits.max_num_seqs))
-        self._metrics = Metrics(model.num_blocks, model.tenant_names)
+        self._metrics = Metrics(
+            model.num_blocks,
+            model.tenant_names,
+            block_size=model.limits.block_size,
+            num_slots=model.limits.max_num_seqs,
+            max_model_len=model.accepted.max_model_len,
+        )
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
 
@@ -171,6 +189,8 @@ class ServerState:
         """An HTTP request has just been submitted, in this turn of the event loop."""
         if self._is_remembered:
             self.history.add_client(client)
+        if self._metrics is not None:
+            self._metrics.came(client)
 
     def done(self, client: Client) -> None:
         """It has been answered, or its client has left."""
@@ -179,6 +199,14 @@ class ServerState:
                 tell(client)
             except Exception:
                 logger.exception("the end of a request could not be noted; serving goes on")
+
+    def refused(self, refusal: Refusal) -> None:
+        """A request has been turned away before it was one."""
+        for tell in self.on_refused:
+            try:
+                tell(refusal)
+            except Exception:
+                logger.exception("a refusal could not be noted; serving goes on")
 
     def check_open(self) -> None:
         """Raise what keeps new requests out: Draining, EngineDead, Loading."""
@@ -200,15 +228,23 @@ class ServerState:
             self.num_open -= 1
 
     def silent_s(self) -> float:
-        """How long a busy engine has not turned its loop, in seconds; 0 for an idle one."""
-        if self._model is None or self._model.engine.is_idle:
+        """How long there has been work and no step has come back, in seconds; may be called from any thread."""
+        if self._model is None:
             return 0.0
-        return (time.monotonic_ns() - self._model.engine.heartbeat_ns) / NS_PER_S
+        return self._model.engine.stalled_ns(time.monotonic_ns()) / NS_PER_S
 
     def health(self) -> tuple[int, str]:
-        """HTTP status and word."""
+        """HTTP status and word: whether requests should be sent here now."""
         if self.phase is not Phase.READY:
             return 503, self.phase.value
-        if self.silent_s() > STUCK_HEALTH_S:
+        if self.silent_s() > min(STUCK_HEALTH_S, self.stall_timeout_s):
             return 503, "stuck"
         return 200, "ok"
+
+    def live(self) -> tuple[int, str]:
+        """HTTP status and word: whether this process gets on, or must be replaced; may be called from any thread."""
+        if self.phase is Phase.FAILED:
+            return 503, self.phase.value
+        if self.silent_s() > self.stall_timeout_s:
+            return 503, "stuck"
+        return 200, "ok" if self.phase is Phase.READY else self.phase.value

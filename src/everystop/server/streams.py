@@ -12,11 +12,11 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from everystop.core.errors import EverystopError
-from everystop.observe.history import Client
+from everystop.observe.history import Answer, Client
 from everystop.observe.request_clock import RequestClock, RequestTimes
 from everystop.server.board import Generation
 from everystop.server.deadline import Deadline
-from everystop.server.errors import ClientGone, SlowReader, TimedOut, dialect_of, failure_response
+from everystop.server.errors import ClientGone, SlowReader, TimedOut, code_of, dialect_of, failure_response
 from everystop.server.inquiry import progress_line
 from everystop.server.replies import ReplyWriter, usage_object
 from everystop.server.state import ServerState
@@ -41,6 +41,8 @@ class Reply:
     It notes in `client` when bytes were given to the socket. With a `deadline` the generation ends there.
     """
 
+    is_streamed = False
+
     def __init__(
         self,
         state: ServerState,
@@ -63,6 +65,8 @@ class Reply:
         if client.num == 1 and (wishes.metrics or wishes.timings):
             self._clock = RequestClock(state.history, client)
         self._started = False
+        self._status = 0
+        self._error_code = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch(scope, receive))
@@ -78,7 +82,14 @@ class Reply:
                 timer.cancel()
             self._board.close(self._generation)
             self._note_end()
+            self._client.answer = self._as_answered()
             self._state.done(self._client)
+
+    def _as_answered(self) -> Answer:
+        """What the client got."""
+        usage, reasons = self._counts(), {choice.finish_reason or "" for choice in self._generation.choices}
+        finish_reason = "abort" if self._client.has_left else "error" if self._error_code else "+".join(sorted(reasons))
+        return Answer(self._status, self._error_code, *usage, finish_reason, self.is_streamed)
 
     def _start_timer(self) -> asyncio.TimerHandle | None:
         if self._deadline is None:
@@ -105,14 +116,16 @@ class Reply:
         except Exception as error:
             if self._started:
                 raise
-            await failure_response(error, dialect_of(scope))(scope, receive, send)
+            response = failure_response(error, dialect_of(scope))
+            self._status, self._error_code = response.status_code, code_of(error)
+            await response(scope, receive, send)
         self._note_end()
 
     async def _send(self, send: Send) -> None:
         raise NotImplementedError
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
-        self._started = True
+        self._started, self._status = True, 200
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def _note_first(self) -> None:
@@ -123,11 +136,16 @@ class Reply:
         if self._client.delivered_ns is None:
             self._client.delivered_ns = time.monotonic_ns()
 
-    def _usage(self) -> dict[str, Any]:
+    def _counts(self) -> tuple[int, int, int]:
+        """Tokens of the prompts, of those the cached ones, and of the output."""
         choices = self._generation.choices
         num_cached = sum(choice.num_cached_tokens for choice in choices[:: self._num_choices])
         num_output = sum(choice.num_tokens for choice in choices)
-        return usage_object(self._generation.num_prompt_tokens, num_output, num_cached)
+        return self._generation.num_prompt_tokens, num_cached, num_output
+
+    def _usage(self) -> dict[str, Any]:
+        num_prompt, num_cached, num_output = self._counts()
+        return usage_object(num_prompt, num_output, num_cached)
 
     def _times(self) -> RequestTimes | None:
         """What is known of the request's times; of several sequences nothing. No fault in this may cost the answer."""
@@ -171,6 +189,8 @@ class StreamReply(Reply):
     is an event.
     """
 
+    is_streamed = True
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._num_output = 0  # tokens of the choices as far as chunks have told of them
@@ -186,6 +206,7 @@ class StreamReply(Reply):
                 raise
             if not isinstance(error, EverystopError):
                 logger.error("unforeseen error in a stream", exc_info=error)
+            self._error_code = code_of(error)
             await send({"type": "http.response.body", "body": self._writer.failed(error)})
 
     async def _send_events(self, send: Send, events: bytes) -> None:

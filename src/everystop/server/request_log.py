@@ -1,0 +1,236 @@
+"""One line for each HTTP request that is over, with its numbers and the largest cause of its time; never its text.
+
+Requests are noted as they end and told a few times a second, when what the engine said of them has been taken in.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from everystop.core.durations import NS_PER_MS, NS_PER_S
+from everystop.observe.history import Answer, Client, History, Trail
+from everystop.observe.main_cause import main_cause
+from everystop.server.logs import Fields
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_NS = NS_PER_S  # so long the engine may take to say how a request ended
+COST_SHARE = 0.005  # of the time of one thread, for finding causes
+MAX_SAVED_NS = NS_PER_S // 20
+REFUSALS_PER_S = 5
+MAX_REFUSALS = 10  # in a row
+SUMMARY_NS = 10 * NS_PER_S
+LEFT_STATUS = 499  # never sent: the client closed the connection before an answer had begun
+MAX_PATH_CHARS = 100
+QUIET_PATHS = ("/health",)
+
+Write = Callable[[str, Fields], None]
+
+
+class Refusal(NamedTuple):
+    """A request that never became one of the engine's: what it asked for, and what it got."""
+
+    method: str
+    path: str
+    given_name: str
+    status: int
+    code: str
+
+
+class RefusalWatch:
+    """ASGI middleware, outermost: tells `refused` of each answer of 400 or more that belongs to no noted request."""
+
+    def __init__(self, app: ASGIApp, refused: Callable[[Refusal], None]) -> None:
+        self._app = app
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            status = scope.get("status", 500)
+            if status >= 400 and "answered_client" not in scope and scope["type"] == "http":
+                self._refused(_refusal(scope, status))
+
+
+def _refusal(scope: Scope, status: int) -> Refusal:
+    code = scope.get("error_code", "server_error" if status == 500 else "")
+    status = LEFT_STATUS if code == "client_gone" else status
+    return Refusal(scope["method"], scope["path"][:MAX_PATH_CHARS], scope.get("given_name", ""), status, code)
+
+
+class RequestLog:
+    """`write` gets "request" or "refused" and the fields of a line.
+
+    Each request that was computed has its line. Refusals, and clients that left before the first token, are told up to
+    5 a second; the others are counted, and a line every 10 s says how many there were. The largest cause of the time is
+    worked out exactly as long as that takes no more than 0.5 % of a thread, the slowest requests first; for the others
+    it is estimated from the times of boarding, first byte and end: receive, queue, first_token, decode, or running for
+    an answer in one piece (`cause_estimated`). `cpu_ns` is the thread's clock.
+    """
+
+    def __init__(self, history: History, write: Write, cpu_ns: Callable[[], int] = time.thread_time_ns) -> None:
+        self._history = history
+        self._write = write
+        self._cpu_ns = cpu_ns
+        self._ended: list[Client] = []
+        self._untold: Counter[str] = Counter()
+        self._told_ns = self._ticked_ns = time.monotonic_ns()
+        self._num_allowed = float(MAX_REFUSALS)
+        self._saved_ns = MAX_SAVED_NS
+
+    def note(self, client: Client) -> None:
+        """A request is over."""
+        self._ended.append(client)
+
+    def refused(self, refusal: Refusal) -> None:
+        """A request was turned away at the edge."""
+        if not refusal.path.startswith(QUIET_PATHS) and self._may_tell(refusal.status, refusal.code):
+            fields = {"method": refusal.method, "path": refusal.path, "status": refusal.status}
+            named = {"client_id": refusal.given_name, "code": refusal.code}
+            self._write("refused", fields | {name: value for name, value in named.items() if value})
+
+    def tick(self, now_ns: int | None = None, *, is_last: bool = False) -> None:
+        """Tell what is over; the history must have caught up. With `is_last` nothing is waited for any more."""
+        now_ns = time.monotonic_ns() if now_ns is None else now_ns
+        elapsed_ns, self._ticked_ns = now_ns - self._ticked_ns, now_ns
+        self._num_allowed = min(MAX_REFUSALS, self._num_allowed + elapsed_ns * REFUSALS_PER_S / NS_PER_S)
+        self._saved_ns = min(MAX_SAVED_NS, self._saved_ns + round(elapsed_ns * COST_SHARE))
+        ready, self._ended = self._split(now_ns, is_last)
+        exact = self._exact_causes(ready, now_ns)
+        for client in ready:
+            self._tell(client, exact.get(client.name))
+        if self._untold and (is_last or now_ns - self._told_ns >= SUMMARY_NS):
+            self._summarise(now_ns)
+
+    def _split(self, now_ns: int, is_last: bool) -> tuple[list[Client], list[Client]]:
+        """Those whose end is known as well as it will be, and the others."""
+        ready: list[Client] = []
+        waiting: list[Client] = []
+        for client in self._ended:
+            is_known = is_last or now_ns - (client.delivered_ns or 0) > PATIENCE_NS or self._is_over(client)
+            (ready if is_known else waiting).append(client)
+        return ready, waiting
+
+    def _is_over(self, client: Client) -> bool:
+        trails = self._history.trails
+        return all(i not in trails or trails[i].is_over for i in client.request_ids)
+
+    def _may_tell(self, status: int, code: str) -> bool:
+        if self._num_allowed >= 1:
+            self._num_allowed -= 1
+            return True
+        if not self._untold:
+            self._told_ns = self._ticked_ns
+        self._untold[f"{status} {code}".rstrip()] += 1
+        return False
+
+    def _summarise(self, now_ns: int) -> None:
+        counts, self._untold = self._untold, Counter()
+        seconds, self._told_ns = round((now_ns - self._told_ns) / NS_PER_S, 1), now_ns
+        kinds = ", ".join(f"{num} x {kind}" for kind, num in counts.most_common())
+        self._write("refused, not listed", {"requests": counts.total(), "seconds": seconds, "kinds": kinds})
+
+    # ------------------------------------------------------------ one line
+
+    def _tell(self, client: Client, cause: str | None) -> None:
+        answer = client.answer or Answer()
+        status = answer.status or LEFT_STATUS
+        if status >= 400 and not answer.num_output_tokens and not self._may_tell(status, answer.error_code):
+            return
+        fields: dict[str, Any] = {"id": client.name}
+        if client.given_name:
+            fields["client_id"] = client.given_name
+        if client.tenant:
+            fields["tenant"] = client.tenant
+        fields |= {"status": status, "finish": answer.finish_reason}
+        if answer.error_code:
+            fields["code"] = answer.error_code
+        fields |= {
+            "prompt_tokens": answer.num_prompt_tokens,
+            "cached_tokens": answer.num_cached_tokens,
+            "output_tokens": answer.num_output_tokens,
+        }
+        self._write("request", fields | self._times(client, cause))
+
+    def _times(self, client: Client, cause: str | None) -> dict[str, Any]:
+        """Milliseconds since the last byte was received; what is not known is left out."""
+        boarded_ns = self._boarded_ns(client)
+        times = {
+            "queue_ms": _ms(client.submitted_ns, boarded_ns),
+            "ttft_ms": _ms(client.received_ns, client.first_sent_ns),
+        }
+        fields: dict[str, Any] = {name: ms for name, ms in times.items() if ms is not None}
+        fields["e2e_ms"] = _ms(client.received_ns, client.delivered_ns)
+        fields["cause"] = cause or _estimate(client, boarded_ns)
+        if cause is None:
+            fields["cause_estimated"] = True
+        return fields
+
+    def _boarded_ns(self, client: Client) -> int | None:
+        """When the first of its sequences boarded; None where it did not, or it is forgotten."""
+        trails = [trail for i in client.request_ids if (trail := self._history.trails.get(i)) is not None]
+        return min((trail.admits[0].now_ns for trail in trails if trail.admits), default=None)
+
+    def _exact_causes(self, clients: list[Client], now_ns: int) -> dict[str, str]:
+        """The cause by the name of the request, as far as there is time for that."""
+        found = {}
+        for client in sorted(clients, key=_took_ns, reverse=True):
+            if self._saved_ns <= 0:
+                break
+            began_ns = self._cpu_ns()
+            cause = self._exact_cause(client, now_ns)
+            if cause is not None:
+                found[client.name] = cause
+            self._saved_ns -= self._cpu_ns() - began_ns
+        return found
+
+    def _exact_cause(self, client: Client, now_ns: int) -> str | None:
+        """Of the sequence that ended last."""
+        trails = [self._history.trails.get(i) for i in client.request_ids]
+        known = [trail for trail in trails if trail is not None and trail.since_ns]
+        if len(known) < len(trails):
+            return None
+        try:
+            cause = main_cause(self._history, max(known, key=_end_ns), now_ns)
+        except Exception:
+            logger.exception("the cause of a request's time could not be worked out; serving goes on")
+            return None
+        return None if cause is None else cause.value
+
+
+def _end_ns(trail: Trail) -> int:
+    return 0 if trail.finish is None else trail.finish.now_ns
+
+
+def _took_ns(client: Client) -> int:
+    return (client.delivered_ns or client.received_ns) - client.received_ns
+
+
+def _ms(from_ns: int, to_ns: int | None) -> float | None:
+    return None if to_ns is None else round((to_ns - from_ns) / NS_PER_MS, 1)
+
+
+def _estimate(client: Client, boarded_ns: int | None) -> str:
+    """The longest stretch between what is known without looking at steps."""
+    answer, end_ns = client.answer or Answer(), client.delivered_ns or client.submitted_ns
+    stretches = {"receive": client.submitted_ns - client.received_ns}
+    if boarded_ns is None and not answer.num_output_tokens:
+        stretches["queue"] = end_ns - client.submitted_ns
+    elif boarded_ns is None or boarded_ns > end_ns:
+        boarded_ns = client.submitted_ns  # forgotten; what was the queue counts as what followed it
+    else:
+        stretches["queue"] = boarded_ns - client.submitted_ns
+    if boarded_ns is not None:
+        first_ns = client.first_sent_ns if answer.is_streamed else None
+        if first_ns is None:
+            stretches["running"] = end_ns - boarded_ns
+        else:
+            stretches |= {"first_token": first_ns - boarded_ns, "decode": end_ns - first_ns}
+    return max(stretches, key=stretches.__getitem__)

@@ -1,0 +1,80 @@
+"""How long an engine with work has not got on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from tests.engine.test_engine import CountingRunner, running_engine
+
+from everystop.core.plan import StepPlan, StepResult
+from everystop.engine.messages import Abort
+
+MS = 1_000_000
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+def test_no_work_is_no_stall_and_new_work_begins_to_count_when_it_comes() -> None:
+    gate = threading.Event()
+
+    def hold(plan: StepPlan, result: StepResult) -> None:
+        gate.wait(20)
+
+    with running_engine(CountingRunner(hold)) as client:
+        engine = client.engine
+        wait_until(lambda: engine.is_idle)
+        time.sleep(0.1)
+        assert engine.stalled_ns(time.monotonic_ns()) == 0
+        began_ns = time.monotonic_ns()
+        client.submit()
+        time.sleep(0.05)
+        stalled_ns = engine.stalled_ns(time.monotonic_ns())
+        assert 40 * MS <= stalled_ns <= time.monotonic_ns() - began_ns
+        client.submit()
+        assert engine.stalled_ns(time.monotonic_ns()) >= stalled_ns, "more work does not hide the stall"
+        gate.set()
+        client.collect(2)
+        wait_until(lambda: engine.stalled_ns(time.monotonic_ns()) == 0)
+
+
+def test_each_step_is_progress() -> None:
+    def slow(plan: StepPlan, result: StepResult) -> None:
+        time.sleep(0.03)
+
+    with running_engine(CountingRunner(slow)) as client:
+        began_ns, longest_ns = time.monotonic_ns(), 0
+        client.submit(max_tokens=20)
+        while client.outputs.qsize() < 20:
+            longest_ns = max(longest_ns, client.engine.stalled_ns(time.monotonic_ns()))
+            assert time.monotonic_ns() - began_ns < 20_000 * MS
+            time.sleep(0.001)
+        assert longest_ns < (time.monotonic_ns() - began_ns) / 2, "the clock began anew at each of twenty steps"
+
+
+def test_waiting_for_a_time_that_the_policy_named_is_no_stall() -> None:
+    with running_engine(CountingRunner(), policy="static", batch_wait_ns=60_000_000_000) as client:
+        request_id = client.submit()
+        wait_until(lambda: client.engine.is_idle and client.engine._scheduler.num_waiting == 1)
+        time.sleep(0.05)
+        assert client.engine.stalled_ns(time.monotonic_ns()) == 0
+        assert client.engine.stalled_ns(time.monotonic_ns() + 61_000_000_000) > 0, "but not beyond that time"
+        client.engine.abort(Abort((request_id,)))
+        wait_until(lambda: not client.engine._scheduler.requests)
+        assert client.engine.stalled_ns(time.monotonic_ns() + 61_000_000_000) == 0
+
+
+def test_an_error_that_is_no_exception_ends_the_engine_as_any_other() -> None:
+    def leave(plan: StepPlan, result: StepResult) -> None:
+        raise SystemExit(3)
+
+    with running_engine(CountingRunner(leave)) as client:
+        client.submit()
+        assert isinstance(client.failures.get(timeout=20), SystemExit)
+        assert isinstance(client.engine.error, SystemExit)

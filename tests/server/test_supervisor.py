@@ -1,0 +1,53 @@
+"""What systemd is told, and when."""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from tests.server.parrot_process import ParrotProcess
+
+from everystop.server.supervisor import Supervisor
+
+
+def test_ready_alive_and_stopping_are_told(tmp_path: Path) -> None:
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(address)
+        supervisor.settimeout(20)
+        with ParrotProcess(environment={"NOTIFY_SOCKET": address}, stuck_fail_s=1.0) as server:
+            told = []
+            while told.count("WATCHDOG=1") < 2 or "READY=1" not in told:
+                told.append(supervisor.recv(100).decode())
+            server.signal(signal.SIGTERM)
+            assert server.join() == 0
+        while told[-1] != "STOPPING=1":
+            told.append(supervisor.recv(100).decode())
+    assert set(told) == {"READY=1", "WATCHDOG=1", "STOPPING=1"}
+
+
+def test_a_stalled_engine_is_not_told_to_be_alive(tmp_path: Path) -> None:
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(address)
+        supervisor.settimeout(20)
+        with ParrotProcess(environment={"NOTIFY_SOCKET": address}, stuck_fail_s=1.0) as server:
+            server.signal(signal.SIGUSR2)
+            assert server.complete("abc")[0] == 503
+            assert server.get("/health/live")[0] == 503
+            while select.select([supervisor], [], [], 0)[0]:
+                supervisor.recv(100)
+            supervisor.settimeout(1.5)
+            with pytest.raises(TimeoutError):
+                supervisor.recv(100)
+            server.signal(signal.SIGUSR2)
+            supervisor.settimeout(20)
+            assert supervisor.recv(100) == b"WATCHDOG=1"
+
+
+@pytest.mark.parametrize("address", ["", "/no/such/socket", "@no-such-abstract-socket"])
+def test_where_nobody_listens_nothing_happens(address: str) -> None:
+    Supervisor({"NOTIFY_SOCKET": address} if address else {}).tell("READY=1")

@@ -1,0 +1,53 @@
+"""Writes the tables of options in docs/operations.md from `Config`: python -m tools.flag_table."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from everystop.cli import settings
+from everystop.config import GROUPS
+
+PAGE = Path(__file__).parent.parent / "docs" / "operations.md"
+BEGIN, END = "<!-- options: written by python -m tools.flag_table -->", "<!-- end of options -->"
+
+
+def tables() -> str:
+    """One table a group, in the order of the help."""
+    fields = list(settings.flag_fields())
+    return "\n".join(
+        "\n".join(
+            [
+                f"**{group}**\n",
+                "| option | what it does |",
+                "|---|---|",
+                *(_row(field) for field in fields if field.metadata["group"] == group),
+                "",
+            ]
+        )
+        for group in GROUPS
+    )
+
+
+def _row(field: dataclasses.Field[Any]) -> str:
+    flag, choices = field.metadata["flag"], field.metadata["choices"]
+    if isinstance(field.default, bool):
+        value = ""
+    elif choices:
+        value = " " + "\\|".join(choices)
+    else:
+        value = f" {field.metadata['metavar'] or settings.metavar(flag, field.metadata['parse'])}"
+    text = settings.help_text(field).replace("%%", "%").replace("|", "\\|")
+    return f"| `{flag}{value}` | {text} |"
+
+
+def with_tables(text: str) -> str:
+    """The page's text with the tables as they are now."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{tables()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
