@@ -45,7 +45,8 @@ def difference(after: dict[str, float], before: dict[str, float]) -> dict[str, f
 class LocalServer:
     """A context: a server on a free port, ready when the block is entered, ended when it is left.
 
-    `options` are flags of `serve`. Raises SystemExit with the server's own words when it does not start.
+    `options` are flags of `serve`. Raises SystemExit with the server's own words when it does not start. Once it is
+    left, `exit_code` and `last_words` say how the server ended.
     """
 
     def __init__(self, model: str, options: Sequence[str] = (), command: Sequence[str] = COMMAND) -> None:
@@ -54,6 +55,8 @@ class LocalServer:
         self._errors: IO[bytes]
         self.url = ""
         self.screen: list[str] = []
+        self.exit_code: int | None = None
+        self.last_words = ""
 
     def __enter__(self) -> Self:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that ending this process ends the server, too
@@ -81,6 +84,7 @@ class LocalServer:
             self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
+        self.exit_code, self.last_words = self._process.returncode, self.words()
         self._errors.close()
 
     def _read_screen(self) -> None:

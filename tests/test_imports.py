@@ -153,6 +153,13 @@ ALLOWED = {
         "everystop.runner.simulated",
         PROTOCOL,
     },
+    # A record says again what was counted of a run.
+    "everystop.sim.recount": {
+        "everystop.core.events",
+        "everystop.observe.aftermath",
+        "everystop.observe.metrics",
+        "everystop.sim",
+    },
     # Runs workloads on engines that it builds itself, or as a client of a server; what comes out is `observe`'s.
     "everystop.trial": {"everystop.observe", "everystop.sim.workloads", ERRORS, DURATIONS},
     "everystop.trial.bench": {

@@ -342,6 +342,14 @@ class Config:
         "put a `metrics` object with its times into every answer, streamed ones with include_usage",
         group=NETWORK,
     )
+    otlp_traces_endpoint: str | None = _setting(
+        None,
+        "--otlp-traces-endpoint",
+        "send a trace of each request to this OpenTelemetry collector by OTLP over HTTP, such as http://localhost:4318 "
+        "(default: to none); needs the extra otel",
+        group=NETWORK,
+        metavar="URL",
+    )
     record: str | None = _setting(
         None,
         "--record",
@@ -378,6 +386,15 @@ class Config:
             )
         if self.crash_dir is not None and self.max_crash_files == 0:
             raise ConfigError("--crash-dir has no effect with --max-crash-files 0; raise it or leave one out")
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and re.fullmatch(r"https?://[^/?#\s]+[^?#\s]*", endpoint) is None:
+            raise ConfigError(
+                f"--otlp-traces-endpoint is {endpoint!r}; give the URL of a collector, such as http://localhost:4318"
+            )
+        if endpoint is not None and self.explain_history == 0:
+            raise ConfigError(
+                "--otlp-traces-endpoint needs remembered requests; raise --explain-history from 0 or leave one out"
+            )
         if self.record_prompts and self.record is None:
             raise ConfigError("--record-prompts needs --record FILE; without a record there is nothing to add them to")
         if self.policy == "fair-prefix" and not self.enable_prefix_caching:

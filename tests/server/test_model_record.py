@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.observe.scrapes import Sample, from_events, samples_of
 from tests.server.parrot import wait_until
 from tests.server.test_model import END_S, ServerProcess
 
 from everystop import cli
+from everystop.observe.prometheus import render
+from everystop.sim.recount import metrics_of_record
 from everystop.sim.replay import history_of_record
 
 pytestmark = pytest.mark.model
@@ -41,6 +44,7 @@ def test_record_explains_requests_as_the_server_did(tmp_path: Path, capsys: pyte
         assert (status, json.loads(answer)["error"]["param"]) == (400, "min_tokens")
         wait_until(lambda: not any(ask(server, name)["is_live"] for name in names))
         told = {name: ask(server, name) for name in names}
+        live = samples_of(server.get("/metrics")[1])
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(END_S)
     history = history_of_record(path)
@@ -53,3 +57,11 @@ def test_record_explains_requests_as_the_server_did(tmp_path: Path, capsys: pyte
         assert sum(cause["ns"] for cause in again["causes"]) == again["e2e_ns"]
         for key in ("e2e_ns", "ttft_ns", "queue_ns", "num_output_tokens", "causes", "segments", "tokens", "sentence"):
             assert again[key] == told[name][key], key
+    model = next(dict(labels)["model_name"] for name, labels in live if name == "everystop_slots")
+    counted_again = samples_of(render(metrics_of_record(path), model))
+    assert without_blame(from_events(live)) == without_blame(from_events(counted_again))
+
+
+def without_blame(found: dict[Sample, float]) -> dict[Sample, float]:
+    """The server may have had no time to find out where the time of all went."""
+    return {key: value for key, value in found.items() if "blame" not in key[0]}

@@ -117,6 +117,30 @@ def test_a_refusal_does_not_wait_for_the_body() -> None:
                 connection.sendall(body)
 
 
+def test_a_client_that_waits_to_send_its_body_is_refused_instead() -> None:
+    body = json.dumps({"prompt": "abc"}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
+    with parrot(max_num_seqs=1, max_num_queued_reqs=1) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            for _ in range(2):
+                connection.sendall(head.encode())
+                assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+                connection.sendall(body)
+                answer = connection.recv(65536)
+                while not answer.endswith(b"}}"):
+                    answer += connection.recv(65536)
+                assert answer.startswith(b"HTTP/1.1 200 ")
+        with crowd(server, 2):
+            wait_until(lambda: server.scheduler.num_waiting == 1)
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+                connection.sendall(head.encode())
+                answer = b""
+                while chunk := connection.recv(65536):
+                    answer += chunk
+            assert answer.startswith(b"HTTP/1.1 429 ")
+            assert b"connection: close\r\n" in answer
+
+
 def test_more_choices_than_fit_are_refused_before_any_tokenising(monkeypatch: pytest.MonkeyPatch) -> None:
     with parrot(max_num_seqs=1, max_num_queued_reqs=4) as server, crowd(server, 2):
         wait_until(lambda: server.scheduler.num_waiting == 1)

@@ -116,8 +116,9 @@ def test_memory_for_all_readers_is_bounded_and_the_furthest_behind_goes(
 
 
 def test_a_reader_that_keeps_up_is_never_behind(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "MAX_BEHIND", 5000)
-    events = server.events("/v1/completions", {**BODY, "max_tokens": 3000, "n": 2})
+    monkeypatch.setattr(board, "MAX_BEHIND", 6000)  # a thousand tokens, which take half a second
+    server.runner.step_s = 0.001
+    events = server.events("/v1/completions", {**BODY, "max_tokens": 1000, "n": 2})
     assert events[-1] == "[DONE]"
     assert not server.service.state.board.aborted
 

@@ -142,7 +142,8 @@ class Client:
     been read, `submitted_ns` when the engine was told, `first_sent_ns` and `delivered_ns` when the first and the last
     byte of the answer were given to the socket (None: not yet; comments that say how it waits do not count). A client
     that `has_left` never gets its last byte: then `delivered_ns` is when the server saw it go. `tenant` is whose
-    request the scheduler takes it for; `answer` is set once all is over.
+    request the scheduler takes it for; `answer` is set once all is over. `trace_context` are the headers that say which
+    trace it belongs to, until it has been traced.
     """
 
     name: str
@@ -157,6 +158,7 @@ class Client:
     has_left: bool = False
     tenant: str = ""
     answer: Answer | None = None
+    trace_context: dict[str, str] | None = None
 
     @property
     def request_ids(self) -> range:

@@ -6,8 +6,7 @@ here can slow or stop a step.
 
 from __future__ import annotations
 
-import contextlib
-from bisect import bisect_left
+import logging
 from collections import Counter, deque
 from collections.abc import Sequence
 
@@ -19,43 +18,21 @@ from everystop.core.events import (
     PreemptEvent,
     RefuseEvent,
     StepEvent,
+    WaitEvent,
+    WaitReason,
 )
 from everystop.core.request import FinishReason
+from everystop.observe.buckets import TTFT_S
+from everystop.observe.causes import Cause
+from everystop.observe.histogram import NS, Histogram
+from everystop.observe.history import Client
+from everystop.observe.life import Life
+from everystop.observe.request_counts import COMPLETE, OpenRequest, RequestCounts
+from everystop.observe.step_counts import StepCounts, StepRows
 
-LATENCY_BUCKETS_S = (
-    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 320, 640,
-)  # fmt: skip
-ITL_BUCKETS_S = (
-    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1,
-    2.5, 5,
-)  # fmt: skip
-STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+logger = logging.getLogger(__name__)
+
 OTHERS = "other"  # the tenants whom nobody has named
-STEP_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-
-
-class Histogram:
-    """Counts of values by bucket; `bounds` are inclusive upper ends, a last bucket without end follows."""
-
-    __slots__ = ("_bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def add(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """(upper end, values up to it), as Prometheus wants them."""
-        rows, count = [], 0
-        for bound, num in zip((*map(str, self._bounds), "+Inf"), self.counts, strict=True):
-            count += num
-            rows.append((bound, float(count)))
-        return rows
 
 
 class TenantCounts:
@@ -67,34 +44,31 @@ class TenantCounts:
         self.num_prompt_tokens = 0  # of requests that have brought a token
         self.num_generation_tokens = 0
         self.num_refused = 0
-        self.ttft = Histogram(LATENCY_BUCKETS_S)
-
-
-class _Life:
-    """What is known of a request that has arrived and not ended."""
-
-    __slots__ = ("arrival_ns", "is_first_choice", "is_running", "last_token_ns", "num_cached", "num_prompt", "tenant")
-
-    def __init__(self, event: ArrivalEvent, tenant: str) -> None:
-        self.arrival_ns = event.now_ns
-        self.is_first_choice = event.choice_index == 0
-        self.tenant = tenant
-        self.num_prompt = event.num_prompt_tokens
-        self.is_running = False
-        self.last_token_ns = 0
-        self.num_cached = -1  # not admitted yet
+        self.ttft = Histogram(TTFT_S, NS)
 
 
 class Metrics:
     """All that is counted; `receive` may be called from any thread, everything else from one.
 
     `tenants` are told apart, and all others counted under `OTHERS`, so that clients who name themselves cannot make
-    the counts grow. Without tenants nobody is told apart.
+    the counts grow. Without tenants nobody is told apart. Counters never fall. What cannot be counted is a fault of
+    ours: it is logged once, and the rest goes on (`num_failures`).
     """
 
-    def __init__(self, num_blocks: int, tenants: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        tenants: Sequence[str] = (),
+        *,
+        block_size: int = 32,
+        num_slots: int = 64,
+        max_model_len: int = 8192,
+    ) -> None:
         self.num_blocks = num_blocks
+        self.block_size = block_size
         self.tenants = {name: TenantCounts() for name in (*tenants, OTHERS)} if tenants else {}
+        self.requests = RequestCounts(max_model_len)
+        self.steps = StepCounts(num_slots)
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         self.num_computed_prompt_tokens = 0
@@ -104,25 +78,35 @@ class Metrics:
         self.num_restored_tokens = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
-        self.num_steps = 0
         self.num_evicted_blocks = 0
-        self.num_steps_over_target = 0
-        self.step_target_s = 0.0
+        self.num_failures = 0
         self.finished: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
         self.refused: Counter[str] = Counter()
-        self.ttft = Histogram(LATENCY_BUCKETS_S)
-        self.itl = Histogram(ITL_BUCKETS_S)
-        self.e2e = Histogram(LATENCY_BUCKETS_S)
-        self.queue_time = Histogram(LATENCY_BUCKETS_S)
-        self.step_time = Histogram(STEP_BUCKETS_S)
-        self.step_tokens = Histogram(STEP_TOKEN_BUCKETS)
+        self.blocked: Counter[str] = Counter({each.value: 0 for each in WaitReason if each is not WaitReason.BEHIND})
+        self.blame_ns: Counter[Cause] = Counter(dict.fromkeys(Cause, 0))
+        self.num_explained = 0
+        self.num_unexplained = 0
         self._num_free_blocks = num_blocks
-        self._lives: dict[int, _Life] = {}
+        self._num_cached_blocks = 0
+        self._open: dict[int, OpenRequest] = {}
+        self._clients: dict[int, Client] = {}  # of requests that the engine has not taken yet
         self._inbox: deque[list[Event]] = deque()
 
     def receive(self, events: list[Event]) -> None:
         """Keep events until someone looks; one append."""
         self._inbox.append(events)
+
+    def came(self, client: Client) -> None:
+        """An HTTP request has been submitted; to be called before `catch_up` can meet its arrival."""
+        self._clients.update(dict.fromkeys(client.request_ids, client))
+
+    def explained(self, life: Life | None) -> None:
+        """A request was answered: where its time went, or None where nobody has found out."""
+        if life is None:
+            self.num_unexplained += 1
+            return
+        self.num_explained += 1
+        self.blame_ns.update(life.ns_by_cause())
 
     def catch_up(self) -> None:
         """Count all that has been received."""
@@ -131,121 +115,198 @@ class Metrics:
                 events = self._inbox.popleft()
             except IndexError:
                 return
-            for event in events:
-                if not isinstance(event, FinishEvent):
-                    self._count(event)
-            for event in events:  # ends stand before the step that brought the last token
-                if isinstance(event, FinishEvent):
-                    self._count_finish(event)
+            try:
+                self._count_all(events)
+            except Exception:
+                self.num_failures += 1
+                if self.num_failures == 1:
+                    logger.exception("events could not be counted, so metrics are wrong from now on; serving goes on")
 
     def forget_running(self) -> None:
-        """The engine has died: nothing runs or waits any more."""
+        """The engine has died: nothing runs or waits any more, and nothing is kept."""
         self.catch_up()
-        self._lives.clear()
+        self._open.clear()
+        self._clients.clear()
+        self.requests.forget_open()
+        self._num_free_blocks, self._num_cached_blocks = self.num_blocks, 0
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that computed something."""
+        return self.steps.num_steps
 
     @property
     def num_running(self) -> int:
         """Requests that hold a slot."""
-        return sum(1 for life in self._lives.values() if life.is_running)
+        return sum(1 for request in self._open.values() if request.is_running)
 
     @property
     def num_waiting(self) -> int:
         """Requests that have arrived and do not run."""
-        return len(self._lives) - self.num_running
+        return len(self._open) - self.num_running
 
     def num_by_tenant(self, *, is_running: bool) -> Counter[str]:
         """Requests that hold a slot, or those that wait, by the label of their tenant."""
         counts = Counter(dict.fromkeys(self.tenants, 0))
-        counts.update(life.tenant for life in self._lives.values() if life.is_running == is_running)
+        counts.update(request.tenant for request in self._open.values() if request.is_running == is_running)
         return counts
+
+    @property
+    def oldest_ns(self) -> int | None:
+        """Since when the oldest of those has been waiting that have not boarded yet; None if there is none."""
+        return min((each.submitted_ns for each in self._open.values() if each.num_cached < 0), default=None)
 
     @property
     def kv_usage(self) -> float:
         """Share of the KV blocks that requests hold; cached blocks that nobody holds count as free."""
-        return 1 - self._num_free_blocks / self.num_blocks if self._lives else 0.0
+        return self.kv_blocks["used"] / self.num_blocks
+
+    @property
+    def kv_blocks(self) -> dict[str, int]:
+        """Blocks that requests hold, that are kept for a prefix to match, and that hold nothing."""
+        num_used = self.num_blocks - self._num_free_blocks if self._open else 0
+        num_cached = self._num_cached_blocks
+        return {"used": num_used, "cached": num_cached, "blank": self.num_blocks - num_used - num_cached}
+
+    @property
+    def occupancy(self) -> float:
+        """Share of the slots that computed something in the last step; 0 when nobody is there."""
+        return self.steps.occupancy if self._open else 0.0
+
+    def _count_all(self, events: list[Event]) -> None:
+        """An end that a step has brought stands before it, and is counted after it; a client leaves at any time."""
+        ends: list[FinishEvent] = []
+        for event in events:
+            if isinstance(event, StepEvent):
+                self._count_step(event, ends)
+            elif isinstance(event, FinishEvent) and event.reason is not FinishReason.ABORT:
+                ends.append(event)
+            else:
+                self._count(event)
+        for end in ends:
+            self._count_end(end)
 
     def _count(self, event: Event) -> None:
-        if isinstance(event, StepEvent):
-            self._count_step(event)
-        elif isinstance(event, ArrivalEvent):
-            self._lives[event.request_id] = _Life(event, self._label(event.tenant))
-            if event.choice_index == 0:
-                self.num_prompt_tokens += event.num_prompt_tokens
-        elif isinstance(event, AdmitEvent):
-            self._count_admission(event)
-        elif isinstance(event, PreemptEvent):
-            self.num_preemptions += 1
-            self.num_preempted_tokens += event.num_lost_tokens
-            with contextlib.suppress(KeyError):
-                self._lives[event.request_id].is_running = False
-        elif isinstance(event, RefuseEvent):
-            self.refused[event.code] += 1
-            if self.tenants:
-                self.tenants[self._label(event.tenant)].num_refused += 1
+        match event:
+            case ArrivalEvent():
+                self._count_arrival(event)
+            case AdmitEvent():
+                self._count_admission(event)
+            case PreemptEvent():
+                self._count_preemption(event)
+            case RefuseEvent():
+                self._count_refusal(event)
+            case FinishEvent():
+                self._count_end(event)
+            case WaitEvent():
+                if event.reason is not WaitReason.BEHIND:
+                    self.blocked[event.reason] += 1
 
     def _label(self, tenant: str) -> str:
         return tenant if tenant in self.tenants else OTHERS
 
-    def _count_step(self, event: StepEvent) -> None:
-        self.num_steps += 1
-        self._num_free_blocks = event.num_free_blocks
-        self.num_recomputed_tokens += event.num_recomputed_tokens
-        self.num_evicted_blocks = max(self.num_evicted_blocks, event.num_evicted_blocks)
-        self.step_time.add(event.execute_ns / 1e9)
-        self.step_target_s = event.target_ns / 1e9 or self.step_target_s
-        self.num_steps_over_target += event.predicted_ns > event.target_ns
-        now_ns, rows = event.now_ns, event.plan.rows
-        for request_id, start, num_tokens, tokens in zip(
-            rows.request_ids, rows.starts, rows.nums_tokens, event.tokens, strict=True
-        ):
-            life = self._lives.get(request_id)
-            if life is None:
-                continue
-            if start < life.num_prompt:
-                self.num_computed_prompt_tokens += min(num_tokens, life.num_prompt - start)
-            if tokens:
-                self._count_tokens(life, now_ns, len(tokens))
-        self.step_tokens.add(event.plan.num_tokens)
-
-    def _count_tokens(self, life: _Life, now_ns: int, num: int) -> None:
-        self.num_generation_tokens += num
-        if self.tenants:
-            self._count_for_tenant(self.tenants[life.tenant], life, now_ns, num)
-        if life.last_token_ns:
-            gap_s = (now_ns - life.last_token_ns) / 1e9 / num
-            for _ in range(num):
-                self.itl.add(gap_s)
-        else:
-            self.ttft.add((now_ns - life.arrival_ns) / 1e9)
-        life.last_token_ns = now_ns
-
-    def _count_for_tenant(self, counts: TenantCounts, life: _Life, now_ns: int, num: int) -> None:
-        counts.num_generation_tokens += num
-        if not life.last_token_ns:
-            counts.ttft.add((now_ns - life.arrival_ns) / 1e9)
-            counts.num_prompt_tokens += life.num_prompt * life.is_first_choice
+    def _count_arrival(self, event: ArrivalEvent) -> None:
+        client = self._clients.pop(event.request_id, None)
+        request = self._open[event.request_id] = OpenRequest(event, self._label(event.tenant), client)
+        self.requests.note_arrival(request)
+        if request.is_first_choice:
+            self.num_prompt_tokens += event.num_prompt_tokens
 
     def _count_admission(self, event: AdmitEvent) -> None:
-        life = self._lives.get(event.request_id)
-        if life is None:
+        request = self._open.get(event.request_id)
+        if request is None:
             return
-        life.is_running = True
+        request.is_running = True
         if event.resumed:
             self.num_restored_tokens += event.num_cached_tokens
-        if event.resumed or life.num_cached >= 0:
+        if event.resumed or request.num_cached >= 0:
             return
-        life.num_cached = event.num_cached_tokens
-        self.queue_time.add((event.now_ns - life.arrival_ns) / 1e9)
+        request.num_cached = event.num_cached_tokens
+        self.requests.note_admission(request, event.now_ns)
         if event.forked_from < 0:
             self.num_prefix_queries += event.num_tokens
             self.num_prefix_hits += event.num_cached_tokens
 
-    def _count_finish(self, event: FinishEvent) -> None:
-        life = self._lives.pop(event.request_id, None)
+    def _count_preemption(self, event: PreemptEvent) -> None:
+        self.num_preemptions += 1
+        self.num_preempted_tokens += event.num_lost_tokens
+        request = self._open.get(event.request_id)
+        if request is not None:
+            request.is_running = False
+
+    def _count_refusal(self, event: RefuseEvent) -> None:
+        self._clients.pop(event.request_id, None)
+        self.refused[event.code] += 1
+        if self.tenants:
+            self.tenants[self._label(event.tenant)].num_refused += 1
+
+    def _count_step(self, event: StepEvent, ends: list[FinishEvent]) -> None:
+        self._num_free_blocks = event.num_free_blocks
+        self._num_cached_blocks = event.num_cached_blocks
+        self.num_recomputed_tokens += event.num_recomputed_tokens
+        self.num_evicted_blocks = max(self.num_evicted_blocks, event.num_evicted_blocks)
+        num_held = event.num_held
+        if num_held:  # those whom this step ended hold their slots only from now on
+            num_held -= sum(end.slot >= 0 and end.reason in COMPLETE for end in ends)
+        self.steps.count(event, self._count_rows(event), max(0, num_held))
+
+    def _count_rows(self, event: StepEvent) -> StepRows:
+        """The rows that are still somebody's; those of requests that have ended were computed for nothing."""
+        now_ns, rows, open_requests = event.now_ns, event.plan.rows, self._open
+        num_prefills = num_prefill_tokens = num_decodes = num_single = 0
+        gaps: dict[int, int] = {}
+        for request_id, start, num, tokens in zip(
+            rows.request_ids, rows.starts, rows.nums_tokens, event.tokens, strict=True
+        ):
+            request = open_requests.get(request_id)
+            if request is None:
+                continue
+            if num == 1 and start >= request.num_prompt:
+                num_decodes += 1
+            else:
+                num_prefills += 1
+                num_prefill_tokens += num
+                self.num_computed_prompt_tokens += max(0, min(num, request.num_prompt - start))
+            if not tokens:
+                continue
+            last_ns = request.last_token_ns
+            if last_ns and len(tokens) == 1 and not self.tenants:  # as `_count_tokens`, without a call for each row
+                gaps[now_ns - last_ns] = gaps.get(now_ns - last_ns, 0) + 1
+                request.last_token_ns = now_ns
+                num_single += 1
+            else:
+                self._count_tokens(request, now_ns, len(tokens), gaps)
+        self.num_generation_tokens += num_single
+        for gap_ns, num in gaps.items():
+            self.requests.itl.add(gap_ns, num)
+        return StepRows(num_prefills, num_prefill_tokens, num_decodes)
+
+    def _count_tokens(self, request: OpenRequest, now_ns: int, num: int, gaps: dict[int, int]) -> None:
+        """Tokens of one request; the gap before several that come at once is divided among them."""
+        self.num_generation_tokens += num
+        last_ns = request.last_token_ns
+        if last_ns:
+            gap_ns, rest_ns = divmod(now_ns - last_ns, num)
+            gaps[gap_ns + rest_ns] = gaps.get(gap_ns + rest_ns, 0) + 1
+            if num > 1:
+                gaps[gap_ns] = gaps.get(gap_ns, 0) + num - 1
+        else:
+            self.requests.note_first_token(request, now_ns)
+        request.last_token_ns = now_ns
+        if self.tenants:
+            self._count_for_tenant(self.tenants[request.tenant], request, is_first=not last_ns, num=num)
+
+    def _count_for_tenant(self, counts: TenantCounts, request: OpenRequest, *, is_first: bool, num: int) -> None:
+        counts.num_generation_tokens += num
+        if is_first:
+            counts.ttft.add(request.first_token_ns - request.origin_ns)
+            counts.num_prompt_tokens += request.num_prompt * request.is_first_choice
+
+    def _count_end(self, event: FinishEvent) -> None:
+        request = self._open.pop(event.request_id, None)
         self.finished[event.reason] += 1
-        if life is None:
+        if request is None:
             return
-        if life.num_cached >= 0:  # blocks that became matchable after admission
-            self.num_prefix_hits += max(0, event.num_cached_tokens - life.num_cached)
-        if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self.e2e.add((event.now_ns - life.arrival_ns) / 1e9)
+        if request.num_cached >= 0:  # blocks that became matchable after admission
+            self.num_prefix_hits += max(0, event.num_cached_tokens - request.num_cached)
+        self.requests.note_end(request, event)

@@ -23,7 +23,7 @@ class StatusLine:
             m.num_preemptions,
             m.num_recomputed_tokens,
             m.num_steps,
-            m.num_steps_over_target,
+            m.steps.num_over_target,
         )
 
     def next(self, now_s: float) -> str | None:
@@ -49,4 +49,4 @@ class StatusLine:
         """How often the target on a step's time was out of reach, if it was."""
         if not over:
             return ""
-        return f"  target {self._metrics.step_target_s * 1e3:g} ms out of reach in {over / steps:.0%} of steps"
+        return f"  target {self._metrics.steps.target_s * 1e3:g} ms out of reach in {over / steps:.0%} of steps"

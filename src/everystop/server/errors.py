@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from everystop.core.errors import Draining, EngineDead, EverystopError, RequestError
+from everystop.server.http_counts import LEFT, note_start
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ _WIRE: dict[type, Wire] = {
     BodyTooLarge: Wire(413, "invalid_request_error", "body_too_large"),
     BodyEncoded: Wire(415, "invalid_request_error", "unsupported_content_encoding"),
     Overloaded: Wire(429, "rate_limit_error", "queue_full", 1),
+    ClientGone: Wire(LEFT, "client_gone"),  # which nobody sees but whoever counts
     GenerationFailed: Wire(500, "server_error", "generation_failed"),
     Loading: Wire(503, "service_unavailable", "loading", 1),
     Draining: Wire(503, "service_unavailable", "draining", 5),
@@ -154,14 +156,18 @@ def code_of(error: Exception) -> str:
 
 
 class ErrorResponse(Response):
-    """An error's answer, which leaves its code in the scope as `error_code`, for whoever keeps account."""
+    """An error's answer, which leaves its code in the scope as `error_code`, its name as `error`, for whoever keeps
+    account.
+    """
 
-    def __init__(self, *args: Any, code: str, **options: Any) -> None:
+    def __init__(self, *args: Any, code: str, name: str, **options: Any) -> None:
         super().__init__(*args, **options)
         self._code = code
+        self._name = name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["error_code"] = self._code
+        scope["error_code"], scope["error"] = self._code, self._name
+        note_start(scope, self.status_code, self.raw_headers)
         await super().__call__(scope, receive, send)
 
 
@@ -185,7 +191,7 @@ def error_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> Respo
         headers["retry-after"] = str(retry_after_s)
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    return _reply(_status(wire, dialect), error_object(error, dialect), headers, code_of(error))
+    return _reply(_status(wire, dialect), error_object(error, dialect), headers, code_of(error), type(error).__name__)
 
 
 def failure_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> Response:
@@ -212,9 +218,9 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
         message = f"{request.scope['path'][:_MAX_PATH_CHARS]} takes {headers['Allow']} only"
     code = HTTPStatus(error.status_code).name.lower()
     if dialect_of(request.scope) is Dialect.TGI:
-        return _reply(error.status_code, _tgi_object(message, error.status_code), headers, code)
+        return _reply(error.status_code, _tgi_object(message, error.status_code), headers, code, code)
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
-    return _reply(error.status_code, body, headers, code)
+    return _reply(error.status_code, body, headers, code, code)
 
 
 def _served(request: Request) -> str:
@@ -223,8 +229,8 @@ def _served(request: Request) -> str:
     return ", ".join(dict.fromkeys(path for path in paths if not path.startswith("/ui/")))
 
 
-def _reply(status: int, body: dict[str, Any], headers: dict[str, str], code: str) -> Response:
-    return ErrorResponse(json.dumps(body), status, headers, media_type="application/json", code=code)
+def _reply(status: int, body: dict[str, Any], headers: dict[str, str], code: str, name: str) -> Response:
+    return ErrorResponse(json.dumps(body), status, headers, media_type="application/json", code=code, name=name)
 
 
 def _wire(error: Exception) -> Wire:

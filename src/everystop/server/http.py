@@ -111,6 +111,21 @@ class _UnframedSend:
         await self._send(message)
 
 
+class _LastSend:
+    """`send` for a client that waits to be told to send its body (RFC 9110, section 10.1.1). If it is answered instead,
+    nobody can know whether the body follows, so the connection ends with that answer.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+
+    async def __call__(self, message: ASGISendEvent) -> None:
+        if self._cycle.waiting_for_100_continue:
+            self._cycle.keep_alive = False
+        await self._send(message)
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol with an end to headers and to waiting for a request.
 
@@ -209,6 +224,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._open_cycles.append(self.cycle)
         if self.scope["http_version"] == "1.0":
             self.cycle.send = _UnframedSend(self.cycle)  # type: ignore[method-assign]
+        elif self.expect_100_continue:
+            self.cycle.send = _LastSend(self.cycle)  # type: ignore[method-assign]
         if len(self._open_cycles) > MAX_PIPELINED:
             self.transport.close()
         elif self.pipeline:

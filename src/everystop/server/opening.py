@@ -34,6 +34,7 @@ from everystop.server.protocol import Accepted
 from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
+from everystop.server.tracing import tracing
 
 MIB = 1 << 20
 
@@ -58,6 +59,7 @@ def run(opening: Opening, sock: socket.socket, log: Log) -> int:
         explain_history=config.explain_history,
         slow_log_ms=config.slow_log,
         max_request_s=config.max_request_seconds,
+        open_traces=opening.open_traces,
         on_ready=lambda model: _show(opening, log),
         say=log.say,
         log_request=log.say if config.log_requests else None,
@@ -98,6 +100,7 @@ class Opening:
         self._defaults = load_generation_defaults(self._checkpoint, config.generation_config)
         own_name = path.resolve().name if path.is_dir() else path.stem
         self.names = config.served_model_name or (config.model if config.model in EMBEDDED else own_name,)
+        self.open_traces = tracing(config.otlp_traces_endpoint, self.names[0])
         self._lines: list[tuple[str, str]] = []
 
     def load(self) -> ServedModel:

@@ -30,7 +30,7 @@ class QueueLimits:
 
 
 class ServiceRate:
-    """How fast those who wait get places: prompt tokens by the time in which anybody waited (its last 10 to 20 s)."""
+    """How fast those who wait get places: prompt tokens by time, over the last 10 to 20 s in which anybody waited."""
 
     def __init__(self) -> None:
         self._num_tokens = self._num_tokens_before = 0

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everystop.core.errors import RequestError
 from everystop.server.errors import dialect_of, error_response
+from everystop.server.http_counts import note_start
 
 MAX_CHARS = 128
 HEADER = b"x-request-id"
@@ -16,8 +17,8 @@ _GIVEN = re.compile(rb"[!-~]{1,%d}" % MAX_CHARS)
 
 class RequestIds:
     """ASGI middleware; the scope's `given_name` is what the client sent ("" for nothing), and `answer_name` is what
-    those behind set; `answer_status` is left there for whoever keeps account. 400 for an id that is too long or not
-    made of printable ASCII characters.
+    those behind set; the answer's `status` is left there for whoever keeps account. 400 for an id that is too long or
+    not made of printable ASCII characters.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -31,7 +32,6 @@ class RequestIds:
             message = (
                 f"the header x-request-id must be one id of 1 to {MAX_CHARS} printable ASCII characters, no blanks"
             )
-            scope["answer_status"] = 400
             error = RequestError(message, code="invalid_request_id")
             await error_response(error, dialect_of(scope))(scope, receive, send)
             return
@@ -39,7 +39,7 @@ class RequestIds:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                scope["answer_status"] = message["status"]
+                note_start(scope, message["status"], message.get("headers", ()))
                 name = scope["given_name"] or scope.get("answer_name", "")
                 if name:
                     message = {**message, "headers": [*message.get("headers", ()), (HEADER, name.encode())]}

@@ -54,7 +54,7 @@ class RefusalWatch:
         try:
             await self._app(scope, receive, send)
         finally:
-            status = scope.get("answer_status", 500)
+            status = scope.get("status", 500)
             if status >= 400 and "answered_client" not in scope and scope["type"] == "http":
                 self._refused(_refusal(scope, status))
 

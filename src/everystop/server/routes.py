@@ -26,8 +26,10 @@ from everystop.server import protocol, tgi
 from everystop.server.auth import KeyGuard
 from everystop.server.board import Generation, MakeChoice
 from everystop.server.deadline import Deadline
+from everystop.server.edge_metrics import edge_sheets
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
 from everystop.server.http import Bodies, announced_bytes, read_body
+from everystop.server.http_counts import HttpCounter
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams
 from everystop.server.prompt_report import PromptReport, report_of
@@ -43,6 +45,7 @@ from everystop.server.tgi import TgiParsed
 from everystop.server.tgi_replies import TgiWriter
 from everystop.server.tgi_texts import TgiText
 from everystop.server.tokenize import TokenPaths
+from everystop.server.tracing import trace_context
 from everystop.server.ui import Ui
 from everystop.server.visibility import Viewer, caller_of, callers
 from everystop.tenants import Tenants
@@ -94,7 +97,7 @@ def make_app(
         },
     )
     app.router.redirect_slashes = False
-    return app
+    return HttpCounter(app, state.http, app.routes, ui.is_file)
 
 
 class Endpoints:
@@ -128,7 +131,8 @@ class Endpoints:
         metrics, text = self._state.metrics, b""
         if metrics is not None:
             tenant = caller_of(request.scope).tenant
-            text = render(metrics, self._state.model.accepted.model_names[0], only_tenant=tenant)
+            name, sheets = self._state.model.accepted.model_names[0], edge_sheets(self._state)
+            text = render(metrics, name, only_tenant=tenant, sheets=sheets)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, _request: Request) -> Response:
@@ -214,6 +218,7 @@ class Endpoints:
         writer = _writer(parsed, generation, model.fingerprint)
         request.scope["answer_name"] = writer.id
         client = _client(request.scope, writer.id, generation, read_ns, tenant)
+        client.trace_context = trace_context(request.scope, self._state.trace_headers)
         request.scope["answered_client"] = client
         self._state.came(client)
         reply = StreamReply if parsed.stream else WholeReply

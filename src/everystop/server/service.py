@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from everystop.core.errors import Draining, EngineDead
+from everystop.observe.aftermath import COST_SHARE, TRACED_COST_SHARE, Aftermath
 from everystop.observe.history import DEFAULT_FINISHED, History
 from everystop.observe.stats import StatusLine
 from everystop.server.crash_file import CrashFiles
@@ -25,6 +26,7 @@ from everystop.server.routes import make_app
 from everystop.server.slow_log import SlowLog
 from everystop.server.state import STALL_TIMEOUT_S, Phase, ServedModel, ServerState
 from everystop.server.supervisor import Supervisor
+from everystop.server.tracing import Tracer
 from everystop.server.watchdog import Watchdog
 from everystop.tenants import Tenants
 
@@ -57,6 +59,7 @@ class Service:
         explain_history: int = DEFAULT_FINISHED,
         slow_log_ms: float | None = None,
         max_request_s: float | None = None,
+        open_traces: Callable[[History], Tracer] | None = None,
         shutdown_timeout_s: float = 30.0,
         stats_interval_s: float = 10.0,
         stuck_fail_s: float = STALL_TIMEOUT_S,
@@ -81,6 +84,13 @@ class Service:
         self._slow_log = None if slow_log_ms is None else SlowLog(self.state.history, slow_log_ms, self._say)
         if self._slow_log is not None:
             self.state.on_done.append(self._slow_log.note)
+        share = COST_SHARE if open_traces is None else TRACED_COST_SHARE
+        self._aftermath = Aftermath(self.state.history, cost_share=share)
+        self.state.on_done.append(self._aftermath.note)
+        self._traces = None if open_traces is None else open_traces(self.state.history)
+        if self._traces is not None:
+            self.state.trace_headers = self._traces.headers
+            self._aftermath.on_life.append(self._traces.note)
         self._request_log = None if log_request is None else RequestLog(self.state.history, log_request)
         if self._request_log is not None:
             self.state.on_done.append(self._request_log.note)
@@ -110,6 +120,8 @@ class Service:
         ticking.cancel()
         self._look(is_last=True)
         await self._end(http)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
         stopped.cancel()
         if loading.done():
             loading.result()
@@ -154,7 +166,9 @@ class Service:
     def _open(self, model: ServedModel) -> None:
         loop, state = asyncio.get_running_loop(), self.state
         state.open(model)
-        board = state.board
+        board, metrics = state.board, state.metrics
+        assert metrics is not None
+        self._aftermath.on_life.append(lambda client, life: metrics.explained(life))
         model.engine.on_outputs = lambda outputs: _call(loop, board.deliver, outputs)
         model.engine.on_events = state.receive
         model.engine.on_failure = lambda error: _call(loop, self._fail, error)
@@ -208,11 +222,12 @@ class Service:
             self.state.board.fail_all(EngineDead(f"the engine has not finished a step for {silent_s:.0f} s"))
 
     def _look(self, *, is_last: bool = False) -> None:
-        """Take in what has happened, and say what was slow and what is over."""
+        """Take in what has happened, and say what was slow, what is over and where its time went."""
         try:
             if self.state.metrics is not None:
                 self.state.metrics.catch_up()
             self.state.history.catch_up()
+            self._aftermath.tick(time.monotonic_ns(), is_last=is_last)
             if self._slow_log is not None:
                 self._slow_log.tick()
             if self._request_log is not None:

@@ -19,6 +19,7 @@ from everystop.observe.history import Client, History
 from everystop.observe.metrics import Metrics
 from everystop.server.board import Board, EngineLike
 from everystop.server.errors import Loading
+from everystop.server.http_counts import HttpCounts
 from everystop.server.protocol import Accepted
 from everystop.server.queue import Queue, QueueLimits
 from everystop.server.request_log import Refusal
@@ -136,6 +137,8 @@ class ServerState:
         self.history = history or History(num_finished=0)
         self.on_done: list[Callable[[Client], None]] = []
         self.on_refused: list[Callable[[Refusal], None]] = []
+        self.http = HttpCounts()
+        self.trace_headers: frozenset[bytes] = frozenset()  # by which a caller's trace goes on; none: not traced
 
     def open(self, model: ServedModel) -> None:
         """The model is there."""
@@ -143,7 +146,13 @@ class ServerState:
         if model.on_answered is not None:
             self.on_done.append(model.on_answered)
         self._board = Board(model.engine, model.texts, Queue(model.queue, model.limits.max_num_seqs))
-        self._metrics = Metrics(model.num_blocks, model.tenant_names)
+        self._metrics = Metrics(
+            model.num_blocks,
+            model.tenant_names,
+            block_size=model.limits.block_size,
+            num_slots=model.limits.max_num_seqs,
+            max_model_len=model.accepted.max_model_len,
+        )
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
 
@@ -178,6 +187,8 @@ class ServerState:
         """An HTTP request has just been submitted, in this turn of the event loop."""
         if self._is_remembered:
             self.history.add_client(client)
+        if self._metrics is not None:
+            self._metrics.came(client)
 
     def done(self, client: Client) -> None:
         """It has been answered, or its client has left."""

@@ -67,6 +67,10 @@ class Ui:
         """The path is one of the files, which anybody may have."""
         return self._file(path) is not None
 
+    def is_file(self, path: str) -> bool:
+        """The path is that of a file by its own name."""
+        return path in self._files
+
     def routes(self) -> list[Route]:
         """One for each path; none where the package has no pages."""
         paths = ["/ui", "/ui/", REQUEST_PREFIX + "{id:path}", *self._files]

@@ -1,0 +1,364 @@
+"""Acceptance cases of operations: an idle server is idle, a dead one says so, a full one refuses, and all recover."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import http.client
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from tests.acceptance.test_cache import rss_bytes
+from tests.server.parrot import ParrotServer, parrot, parse_events, wait_until
+from tests.server.test_model import ServerProcess
+
+from everystop.core.events import Event, PreemptEvent
+from everystop.core.plan import StepPlan
+from everystop.core.policy import make_policy
+from everystop.server.service import Service
+from everystop.server.state import ServerState
+
+COMPLETIONS = "/v1/completions"
+ROOT = Path(__file__).parents[2]
+
+
+# --------------------------------------------------------------------- 15: idleness
+
+
+@pytest.mark.parametrize("idle_s", [1.5, pytest.param(10.0, marks=pytest.mark.slow)])
+def test_ac_15_an_idle_server_is_idle_and_wakes_at_once(idle_s: float) -> None:
+    with parrot() as server:
+        server.complete("a")
+        wait_until(lambda: server.engine.is_idle)
+        gc.collect()
+        num_steps, cpu_s = server.scheduler._next_step_id, time.process_time()
+        time.sleep(idle_s)
+        used_s = time.process_time() - cpu_s
+        assert used_s < 0.02 * idle_s, f"{used_s:.3f} s of CPU time in {idle_s} s without work"
+        assert server.scheduler._next_step_id == num_steps
+        waits = []
+        for _ in range(5):
+            wait_until(lambda: server.engine.is_idle)
+            before = server.scheduler._next_step_id
+            began_s = time.monotonic()
+            server.complete("a", max_tokens=1)
+            waits.append(time.monotonic() - began_s)
+            assert server.scheduler._next_step_id > before
+        assert min(waits) < 0.02, f"served {min(waits):.3f} s after its arrival at best"
+
+
+# --------------------------------------------------------------------- 57: health
+
+
+def check_ac_57(server: ParrotServer, how: str, deadline_s: float) -> None:
+    """A streaming client and a queued one while the engine dies, or stands still."""
+    server.runner.step_s = 0.002
+    gate = threading.Event()
+    answers: list[Any] = []
+    with server.held(stream=True) as streaming:
+        stream = streaming.getresponse()
+        assert stream.readline().startswith(b"data: ")
+        waiter = threading.Thread(target=lambda: answers.append(server.complete("abc", ignore_eos=True)), daemon=True)
+        waiter.start()
+        wait_until(lambda: len(server.scheduler.requests) == 2)
+
+        def strike(plan: StepPlan) -> None:
+            if how == "killed":
+                raise RuntimeError("the roof is on fire")
+            gate.wait(30)
+
+        server.runner.before_step = strike
+        struck_s = time.monotonic()
+        healthy = server.get("/health")[0]
+        while healthy == 200 and time.monotonic() - struck_s < deadline_s:
+            time.sleep(0.02)
+            healthy = server.get("/health")[0]
+        assert healthy == 503, f"/health is {healthy} though the engine was {how}"
+        assert b"[DONE]" in stream.read(), "the streaming client waits for ever"
+        waiter.join(deadline_s)
+        assert answers, "the queued client waits for ever"
+        assert answers[0][0] == 503
+        assert answers[0][1]["error"]["code"] == "engine_failed"
+    server.runner.before_step = lambda plan: None
+    gate.set()
+
+
+@pytest.mark.parametrize("how", ["killed", "blocked"])
+def test_ac_57_health_tells_of_a_dead_or_stuck_engine_within_five_seconds(how: str) -> None:
+    with parrot(stuck_fail_s=4.5) as server:
+        check_ac_57(server, how, deadline_s=5.0)
+        if how == "blocked":  # and once it gets on, all is well
+            wait_until(lambda: server.get("/health")[0] == 200)
+            assert server.complete("ab")[1]["choices"][0]["text"] == "ab"
+
+
+def test_mutant_ac_57_healthy_as_long_as_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ServerState, "silent_s", lambda state: 0.0)
+    monkeypatch.setattr("everystop.server.state.STUCK_HEALTH_S", 0.3)
+    with parrot(stuck_fail_s=0.6) as server, pytest.raises(AssertionError, match="though the engine was blocked"):
+        check_ac_57(server, "blocked", deadline_s=1.0)
+
+
+def test_mutant_ac_57_nobody_tells_the_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Service, "_fail", lambda service, error: None)
+    with parrot() as server, pytest.raises(AssertionError, match="though the engine was killed"):
+        check_ac_57(server, "killed", deadline_s=1.0)
+
+
+# --------------------------------------------------------------------- 58: the end
+
+
+class Stoppable(Protocol):
+    """A server that can be told to stop: in this process, or in its own."""
+
+    port: int
+
+    def get(self, path: str) -> tuple[int, bytes]: ...
+
+    def metric(self, name: str) -> float: ...
+
+
+class Stream(threading.Thread):
+    """A streamed answer of `max_tokens`, read to its end."""
+
+    def __init__(self, server: Stoppable, max_tokens: int) -> None:
+        super().__init__(daemon=True)
+        self._port = server.port
+        self._body = {"prompt": "abcdefgh", "stream": True, "ignore_eos": True, "max_tokens": max_tokens}
+        self.status = 0
+        self.body = b""
+        self.has_begun = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("POST", COMPLETIONS, json.dumps(self._body))
+            answer = connection.getresponse()
+            self.status = answer.status
+            first = answer.readline()
+            self.has_begun.set()
+            self.body = first
+            self.body += answer.read()
+
+
+def three_and_three(server: Stoppable, max_tokens: int) -> list[Stream]:
+    """Three that run, whose answers have begun, and three that wait."""
+    streams = [Stream(server, max_tokens) for _ in range(6)]
+    wait_until(lambda: server.metric("num_requests_running") == 3 and server.metric("num_requests_waiting") == 3)
+    wait_until(lambda: sum(stream.has_begun.is_set() for stream in streams) == 3)
+    return streams
+
+
+def check_ac_58_first_signal(server: Stoppable, send_signal: Any) -> None:
+    """Ready says no, newcomers are sent away, and all six are served to their end."""
+    streams = three_and_three(server, max_tokens=200)
+    send_signal()
+    wait_until(lambda: server.get("/health")[0] == 503)
+    newcomer = Stream(server, max_tokens=1)
+    newcomer.join(20)
+    assert newcomer.status == 503
+    assert b'"draining"' in newcomer.body
+    for stream in streams:
+        stream.join(60)
+        assert stream.status == 200, "a request that had been accepted was turned away"
+        assert stream.body.endswith(b"data: [DONE]\n\n"), "a stream was cut off"
+        assert parse_events(stream.body)[-2]["choices"][0]["finish_reason"] == "length"
+
+
+def check_ac_58_second_signal(server: Stoppable, send_signal: Any) -> None:
+    """What runs ends with an error event, what waits with 503, at once."""
+    streams = three_and_three(server, max_tokens=900)
+    for _ in range(2):
+        send_signal()
+        time.sleep(0.1)
+    for stream in streams:
+        stream.join(20)
+        assert not stream.is_alive(), "a client hangs after the second signal"
+        if stream.status == 200:
+            events = parse_events(stream.body)
+            assert events[-1] == "[DONE]"
+            assert events[-2]["error"]["code"] == "draining"
+        else:
+            assert stream.status == 503
+    assert sorted(stream.status for stream in streams) == [200, 200, 200, 503, 503, 503]
+
+
+def test_ac_58_a_signal_drains_and_a_second_one_ends() -> None:
+    with parrot(max_num_seqs=3) as server:
+        server.runner.step_s = 0.003
+        check_ac_58_first_signal(server, server.stop)
+        assert server.join() == 0
+    with parrot(max_num_seqs=3) as server:
+        server.runner.step_s = 0.01
+        check_ac_58_second_signal(server, server.stop)
+        assert server.join() == 0
+
+
+@pytest.mark.model
+def test_ac_58_on_the_embedded_model() -> None:
+    """With real signals to a process of its own."""
+    for check in (check_ac_58_first_signal, check_ac_58_second_signal):
+        with ServerProcess("--max-num-seqs", "3", "--max-model-len", "1024") as server:
+            check(server, lambda server=server: server.process.send_signal(signal.SIGTERM))
+            assert server.process.wait(60) == 0
+
+
+def test_mutant_ac_58_the_drain_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def drain(service: Service) -> None:
+        service.state.phase = type(service.state.phase)("draining")
+
+    monkeypatch.setattr(Service, "_drain", drain)
+    with parrot(max_num_seqs=3) as server:
+        server.runner.step_s = 0.003
+        with pytest.raises((AssertionError, OSError)):
+            check_ac_58_first_signal(server, server.stop)
+
+
+# --------------------------------------------------------------------- 59: overload
+
+CAP, MAX_NUM_SEQS = 100, 16
+
+
+@contextlib.contextmanager
+def full_queue(server: ParrotServer) -> Iterator[None]:
+    """As many requests as the server takes, and none of them ends."""
+    server.runner.step_s = 0.1
+    body = json.dumps({"prompt": "abc", "ignore_eos": True, "max_tokens": 900})
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * CAP):
+            connection = stack.enter_context(contextlib.closing(server.connect()))
+            connection.request("POST", COMPLETIONS, body)
+        wait_until(lambda: len(server.scheduler.requests) >= CAP + MAX_NUM_SEQS)
+        yield
+
+
+def check_ac_59(server: ParrotServer, num_requests: int, timeout_s: float) -> None:
+    body = json.dumps({"prompt": "abc"})
+    slowest_s, statuses = [0.0] * 4, [set[int]() for _ in range(4)]
+
+    def flood(worker: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout_s)
+        with contextlib.closing(connection):
+            for _ in range(num_requests // 4):
+                began_s = time.monotonic()
+                try:
+                    connection.request("POST", COMPLETIONS, body)
+                    answer = connection.getresponse()
+                    answer.read()
+                except (OSError, http.client.HTTPException):
+                    statuses[worker].add(-1)
+                    return
+                slowest_s[worker] = max(slowest_s[worker], time.monotonic() - began_s)
+                has_advice = int(answer.headers.get("retry-after", "0")) > 0
+                statuses[worker].add(answer.status if has_advice else 0)
+
+    with full_queue(server):
+        gc.collect()
+        before = rss_bytes()
+        threads = [threading.Thread(target=flood, args=(worker,)) for worker in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        gc.collect()
+        assert set().union(*statuses) <= {429, 503}, f"answers beside 429 and 503: {set().union(*statuses)}"
+        assert len(server.scheduler.requests) <= CAP + MAX_NUM_SEQS
+        assert rss_bytes() - before < 8 << 20
+        assert max(slowest_s) < 2.0
+    server.runner.step_s = 0.0
+    wait_until(lambda: not server.scheduler.requests and server.service.state.num_open == 0)
+    assert server.service.state.board.num_sequences == 0
+    assert server.complete("ok")[1]["choices"][0]["text"] == "ok"
+
+
+def test_ac_59_ten_thousand_requests_at_a_full_queue_are_refused_and_all_recovers() -> None:
+    with parrot(max_num_queued_reqs=CAP, max_num_seqs=MAX_NUM_SEQS) as server:
+        check_ac_59(server, num_requests=10_000, timeout_s=20.0)
+
+
+def test_mutant_ac_59_a_queue_without_end() -> None:
+    with parrot(max_num_queued_reqs=10**9) as server, pytest.raises(AssertionError, match="answers beside 429 and 503"):
+        check_ac_59(server, num_requests=40, timeout_s=0.5)
+
+
+# --------------------------------------------------------------------- 60: metrics
+
+
+def counters(server: ParrotServer) -> dict[str, float]:
+    """Every sample of a counter."""
+    lines = server.get("/metrics")[1].decode().splitlines()
+    names = {line.split()[2] for line in lines if line.startswith("# TYPE") and line.endswith(" counter")}
+    found = {}
+    for line in lines:
+        sample, _, value = line.rpartition(" ")
+        if sample.partition("{")[0].removesuffix("_total") in {name.removesuffix("_total") for name in names}:
+            found[sample] = float(value)
+    assert any("generation_tokens" in name for name in found)
+    return found
+
+
+def test_ac_60_a_failing_hook_kills_nothing_and_the_numbers_are_right() -> None:
+    """The hook throws while clients leave and others are preempted; afterwards no gauge stands, no counter fell."""
+    with parrot(policy=make_policy("priority"), max_num_seqs=1, has_priorities=True) as server:
+        preempted: list[Event] = []
+        receive = server.engine.on_events
+        num_thrown = 0
+
+        def throw(events: list[Event]) -> None:
+            nonlocal num_thrown
+            receive(events)
+            preempted.extend(event for event in events if isinstance(event, PreemptEvent))
+            num_thrown += 1
+            raise ValueError("a counter went backwards")
+
+        server.engine.on_events = throw
+        seen = [counters(server)]
+        server.runner.step_s = 0.002
+        with server.held(stream=True, priority=5), server.held(priority=5):
+            assert server.complete("ab", priority=0)[1]["choices"][0]["text"] == "ab"
+            seen.append(counters(server))
+        wait_until(lambda: not server.scheduler.requests)
+        assert preempted
+        assert num_thrown > 3
+        wait_until(lambda: server.metric("num_requests_running") + server.metric("num_requests_waiting") == 0)
+        assert server.metric("kv_cache_usage_perc") == 0
+        assert server.metric("request_success_total", 'finished_reason="abort"') == 2
+        seen.append(counters(server))
+        for before, after in pairwise(seen):
+            fallen = {name: (value, after.get(name)) for name, value in before.items() if after.get(name, -1) < value}
+            assert not fallen
+        assert server.get("/health")[0] == 200
+        assert server.complete("ok")[1]["choices"][0]["text"] == "ok"
+
+
+# --------------------------------------------------------------------- 63: a port that is taken
+
+
+def test_ac_63_a_taken_port_is_found_before_anything_is_loaded() -> None:
+    """Within a second of CPU time: the clock says more of a machine that is busy."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        command = [sys.executable, "-m", "everystop", "serve", "no-such-model.gguf", "--port", port]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode != 0
+    assert f"port {port}" in done.stderr
+    assert "no-such-model" not in done.stderr
+    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1.0
+    assert re.search(r"--port", done.stderr), "what to change"

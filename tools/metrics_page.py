@@ -1,0 +1,78 @@
+"""Fills the tables of docs/metrics.md from the lists of metrics that the server has.
+
+    python -m tools.metrics_page            # writes
+    python -m tools.metrics_page --check    # exits with 1 if the page is out of date
+
+A table stands between two comments, `<!--table: NAME-->` and `<!--/-->`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from everystop.observe.catalogue import COUNTERS, GAUGES, HISTOGRAMS, TENANTS
+from everystop.observe.families import Family
+from everystop.observe.vllm_names import ALIASES, FAMILIES_OF_VLLM, PREFIX
+from everystop.server.edge_metrics import STATE_FAMILIES
+from everystop.server.http_counts import HTTP_FAMILIES
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+TABLE = re.compile(r"(<!--table: (\w+)-->\n).*?(<!--/-->)", re.DOTALL)
+
+
+def rows_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def own(families: Iterable[Family[Any]]) -> str:
+    """Name, kind, labels, meaning and origin of each."""
+    return rows_of(
+        ("name", "kind", "labels", "what it is", "from"),
+        (
+            (f"`{f.name}`", f.kind, ", ".join(f"`{label}`" for label in f.labels) or "–", f.text, f.source)
+            for f in families
+        ),
+    )
+
+
+def vllm() -> str:
+    """Each of vLLM's names and which of ours it is."""
+    rows = [
+        (f"`{PREFIX}{name}`", f"`everystop_{ours}`", "vLLM's" if bounds else "ours") for name, ours, bounds in ALIASES
+    ]
+    rows += [(f"`{f.name}`", f.text, "–") for f in FAMILIES_OF_VLLM[len(ALIASES) :]]
+    return rows_of(("name", "is", "buckets"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "gauges": lambda: own([*GAUGES, *STATE_FAMILIES[:-1]]),
+    "counters": lambda: own([*COUNTERS, STATE_FAMILIES[-1]]),
+    "histograms": lambda: own(HISTOGRAMS),
+    "tenants": lambda: own(TENANTS),
+    "http": lambda: own(HTTP_FAMILIES),
+    "vllm": vllm,
+}
+
+
+def filled(page: str) -> str:
+    """The page with all its tables as they are now; raises KeyError for a table that nobody makes."""
+    return TABLE.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], page)
+
+
+def main() -> int:
+    """Write the page, or check it."""
+    text = PAGE.read_text(encoding="utf-8")
+    if "--check" in sys.argv[1:]:
+        return int(filled(text) != text)
+    PAGE.write_text(filled(text), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
