@@ -162,6 +162,20 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         other_answers={503: "Loading, draining, stuck or failed; no more than the word is said"},
         is_open=True,
     ),
+    ("GET", "/health/ready"): Operation(
+        tag=Tag.OPERATIONS,
+        summary="Whether requests should be sent here: the same as /health",
+        answer={JSON: answers.HEALTH},
+        other_answers={503: "Loading, draining, stuck or failed; no more than the word is said"},
+        is_open=True,
+    ),
+    ("GET", "/health/live"): Operation(
+        tag=Tag.OPERATIONS,
+        summary="Whether work gets done; if not, only a new process helps",
+        answer={JSON: answers.HEALTH},
+        other_answers={503: "Stuck or failed; no more than the word is said"},
+        is_open=True,
+    ),
     ("GET", "/version"): Operation(tag=Tag.OPERATIONS, summary="The server's version", answer={JSON: answers.VERSION}),
     ("GET", "/metrics"): Operation(
         tag=Tag.OPERATIONS, summary="Metrics in Prometheus' text format", answer={PLAIN: answers.TEXT}
