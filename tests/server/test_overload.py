@@ -254,7 +254,7 @@ def test_the_count_never_drifts_whoever_comes_and_goes(seed: int) -> None:
         with concurrent.futures.ThreadPoolExecutor(12) as pool:
             list(pool.map(visit, plans))
         wait_until(lambda: server.service.state.num_open == 0 and not server.scheduler.requests)
-        assert {200, 400, 429} <= statuses
+        assert {200, 429} <= statuses <= {200, 400, 429}
         queue = queue_of(server)
         wait_until(lambda: (queue.num_reqs, queue.num_tokens, queue.num_held) == (0, 0, 0))
         assert server.service.state.board.num_sequences == 0
