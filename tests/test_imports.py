@@ -22,6 +22,7 @@ NATIVE = "everystop._native"
 ERRORS = "everystop.core.errors"
 DURATIONS = "everystop.core.durations"
 TENANTS = "everystop.tenants"
+KEYS = "everystop.keys"
 PROTOCOL = "everystop.runner:ModelRunner"
 PARAMS = "everystop.core.request:SamplingParams"
 LOGPROBS = "everystop.core.plan:TokenLogprobs"
@@ -31,11 +32,13 @@ ALLOWED = {
     "everystop.config": {
         ERRORS,
         DURATIONS,
+        KEYS,
         "everystop.core.admission:ADMISSIONS",
         "everystop.core.policy:POLICIES",
         "everystop.core.policy:honouring",
     },
     "everystop.machine": set(),
+    "everystop.keys": {ERRORS},
     # Looks at all that a server needs, so it knows of each part that has needs of its own.
     "everystop.checkup": {
         "everystop.config",
@@ -45,7 +48,7 @@ ALLOWED = {
         NATIVE,
         ERRORS,
     },
-    "everystop.tenants": {ERRORS, DURATIONS},
+    "everystop.tenants": {ERRORS, DURATIONS, KEYS},
     "everystop.core": set(),
     "everystop.observe": {
         "everystop.core.events",
@@ -128,6 +131,7 @@ ALLOWED = {
         "everystop.observe",
         "everystop.scheduling",
         TENANTS,
+        KEYS,
     },
     "everystop.server": {
         "everystop.engine",
@@ -139,6 +143,7 @@ ALLOWED = {
         "everystop.tenants",
         "everystop.core.events",
         "everystop.core.fitting",
+        KEYS,
         LOGPROBS,
         PARAMS,
         ERRORS,
@@ -218,6 +223,7 @@ ALLOWED = {
         "everystop.scheduling",
         ERRORS,
         DURATIONS,
+        KEYS,
     },
 }
 

@@ -11,6 +11,7 @@ import pytest
 from everystop.config import POLICY_OPTIONS, Config
 from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, QUANTUM, PolicySettings, Share, Targets, make_policy
+from everystop.keys import hash_key
 from everystop.observe import metrics
 from everystop.scheduling import changed_settings, policy_settings
 from everystop.tenants import OTHERS, SETTINGS, SHARE_SETTINGS, TARGET_SETTINGS, Tenant, Tenants, read_tenants
@@ -86,7 +87,7 @@ def test_what_the_policy_does_not_honour_is_refused_by_name(tmp_path: Path) -> N
     path = write(tmp_path, "[tenant.a]\nweight = 2\nkv_share = 0.5")
     with pytest.raises(ConfigError, match=r"tenant\.a\.kv_share has no effect under this --policy, only weight"):
         read_tenants(path, ("weight",))
-    assert read_tenants(write(tmp_path, "[tenant.a]\nkeys = ['k']"), ()).by_name["a"].keys == ("k",)
+    assert read_tenants(write(tmp_path, "[tenant.a]\nkeys = ['k']"), ()).by_name["a"].keys == (hash_key("k"),)
 
 
 def test_every_setting_of_a_tenant_has_a_policy_that_honours_it() -> None:

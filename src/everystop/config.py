@@ -13,6 +13,7 @@ from everystop.core.admission import ADMISSIONS
 from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS
 from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, honouring
+from everystop.keys import KeyHash, hash_key, hashed
 
 DTYPES = ("int8", "float32")
 NETWORK, MODEL, SCHEDULER, KV_CACHE, OPERATIONS = GROUPS = ("network", "model", "scheduler", "KV cache", "operations")
@@ -92,21 +93,41 @@ class Config:
         group=NETWORK,
         parse=str,
     )
-    api_key: tuple[str, ...] = _setting(
+    api_key: tuple[KeyHash, ...] = _setting(
         (),
         "--api-key",
-        "key that clients must send as Bearer token; may be repeated",
+        "key that clients must send, or its hash from `everystop key`; may be repeated",
+        group=NETWORK,
+        parse=hash_key,
+        is_secret=True,
+    )
+    api_key_file: str | None = _setting(
+        None,
+        "--api-key-file",
+        "file with keys or their hashes, one a line, each with a tenant's name and a colon before it or without",
+        group=NETWORK,
+    )
+    admin_key: tuple[KeyHash, ...] = _setting(
+        (),
+        "--admin-key",
+        "key, or its hash, whose holder may also see what others' requests wait for and how they ran; may be repeated",
+        group=NETWORK,
+        parse=hash_key,
+    )
+    allowed_host: tuple[str, ...] = _setting(
+        (),
+        "--allowed-host",
+        "name by which browsers and proxies reach a server without keys, beside localhost and addresses; may be "
+        "repeated",
         group=NETWORK,
         parse=str,
         is_secret=True,
     )
-    admin_key: tuple[str, ...] = _setting(
-        (),
-        "--admin-key",
-        "key whose holder may also see what others' requests wait for and how they ran; may be repeated",
-        group=NETWORK,
-        parse=str,
-        is_secret=True,
+    ssl_certfile: str | None = _setting(
+        None, "--ssl-certfile", "PEM file with the certificate (and its chain): serve HTTPS", group=NETWORK
+    )
+    ssl_keyfile: str | None = _setting(
+        None, "--ssl-keyfile", "PEM file with the certificate's private key, not encrypted", group=NETWORK
     )
     dtype: str = _setting(
         "int8",
@@ -373,9 +394,13 @@ class Config:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; it must be 0 to 65535")
         self._check_names()
-        for flag, keys in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):
-            if any(key.strip() != key or not key for key in keys):
-                raise ConfigError(f"{flag} is empty or has blanks at its ends; give the key itself")
+        for name in ("api_key", "admin_key"):  # plain keys end here
+            object.__setattr__(self, name, hashed(getattr(self, name), f"--{name.replace('_', '-')}"))
+        for host in self.allowed_host:
+            if re.fullmatch(r"[A-Za-z0-9._-]{1,253}", host) is None:
+                raise ConfigError(f"--allowed-host is {host!r}; it must be the name of a host, without scheme or port")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("--ssl-certfile and --ssl-keyfile belong together; give both, or neither for HTTP")
         if self.slow_log is not None and self.explain_history == 0:
             raise ConfigError(
                 "--slow-log needs requests to be remembered; raise --explain-history from 0 or leave one out"

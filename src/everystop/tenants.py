@@ -4,7 +4,7 @@
     user = true                 # optional: and then the field `user` of its body
 
     [tenant.gold]
-    keys = ["sk-gold-1"]        # API keys that belong to this tenant
+    keys = ["sk-gold-1"]        # API keys that belong to this tenant, or their hashes (sha256:...)
     weight = 3                  # three times the service of a tenant with weight 1, which is the default
     max_running = 16            # requests at a time (default: no limit but --max-num-seqs)
     max_queued = 100            # requests that wait without a place to run; more are refused (default: no limit)
@@ -21,14 +21,15 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS
 from everystop.core.errors import ConfigError
+from everystop.keys import KeyHash, NamedKey, hashed
 
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 MIN_RATE, MAX_RATE = 0.001, 1e9
@@ -49,7 +50,10 @@ class Tenant:
     kv_share: float | None = None
     ttft_ms: float | None = None
     itl_ms: float | None = None
-    keys: tuple[str, ...] = ()
+    keys: tuple[KeyHash, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", hashed(self.keys, "keys"))
 
 
 SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "x-api-key", "api-key")
@@ -89,7 +93,7 @@ def read_tenants(path: str | None, honoured: Collection[str] = SETTINGS) -> Tena
     _require(isinstance(entries, dict), path, "tenant", entries, "a table for each tenant, such as [tenant.gold]")
     by_name = {name: _read_tenant(path, name, entry, honoured) for name, entry in entries.items()}
     _require(OTHERS not in by_name, path, "tenant", OTHERS, "another name: in metrics this one means all others")
-    _check_keys(path, by_name)
+    _check_keys(f"--tenants {path}", by_name)
     return Tenants(by_name=by_name, header=header.lower() if header else None, user=user)
 
 
@@ -102,8 +106,7 @@ def _read_tenant(path: str, name: str, entry: Any, honoured: Collection[str]) ->
             known = ", ".join(honoured) or "keys"
             raise ConfigError(f"--tenants {path}: {where}.{key} has no effect under this --policy, only {known}")
     keys = entry.get("keys", [])
-    is_list = isinstance(keys, list) and all(isinstance(key, str) and key and key == key.strip() for key in keys)
-    if not is_list:  # the value is a secret
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):  # the value is a secret
         raise ConfigError(f"--tenants {path}: {where}.keys must be a list of texts without blanks at their ends")
     read = _Entry(path, where, entry)
     return Tenant(
@@ -114,7 +117,7 @@ def _read_tenant(path: str, name: str, entry: Any, honoured: Collection[str]) ->
         kv_share=read.number("kv_share", 0.001, 1),
         ttft_ms=read.number("ttft_ms", MIN_TARGET_MS, MAX_TARGET_MS),
         itl_ms=read.number("itl_ms", MIN_TARGET_MS, MAX_TARGET_MS),
-        keys=tuple(keys),
+        keys=hashed(keys, f"--tenants {path}: {where}.keys"),
     )
 
 
@@ -139,14 +142,28 @@ class _Entry:
         return None if value is None else int(value)
 
 
-def _check_keys(path: str, by_name: Mapping[str, Tenant]) -> None:
-    owner: dict[str, str] = {}
+def _check_keys(source: str, by_name: Mapping[str, Tenant]) -> None:
+    owner: dict[KeyHash, str] = {}
     for name, tenant in by_name.items():
         for key in tenant.keys:
             if owner.setdefault(key, name) != name:
-                raise ConfigError(
-                    f"--tenants {path}: the tenants {owner[key]} and {name} share a key; give each its own"
-                )
+                raise ConfigError(f"{source}: the tenants {owner[key]} and {name} share a key; give each its own")
+
+
+def with_keys(tenants: Tenants, named_keys: Iterable[NamedKey], path: str) -> Tenants:
+    """The tenants with the keys of a file of keys added; a name that only that file has is a tenant by its name alone.
+
+    Lines without a name are passed over. Raises ConfigError where two tenants would share a key.
+    """
+    by_name = dict(tenants.by_name)
+    for line in named_keys:
+        if line.name == OTHERS:
+            raise ConfigError(f"--api-key-file {path}: the tenant {OTHERS!r} means all others in metrics; rename it")
+        if line.name:
+            tenant = by_name.get(line.name, Tenant())
+            by_name[line.name] = replace(tenant, keys=(*tenant.keys, line.key))
+    _check_keys(f"--api-key-file {path}", by_name)
+    return replace(tenants, by_name=by_name)
 
 
 def _check_names(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -12,6 +12,11 @@ import pytest
 from everystop.cli import settings
 from everystop.config import GROUPS, Config, parse_bytes
 from everystop.core.errors import ConfigError
+from everystop.keys import KeyHash, hash_key
+
+
+def keys(*texts: str) -> tuple[KeyHash, ...]:
+    return tuple(map(hash_key, texts))
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -45,13 +50,13 @@ def test_every_field_has_a_flag_and_a_group() -> None:
 
 
 def test_repeated_flag_collects_values() -> None:
-    assert config("--api-key", "a", "--api-key", "b").api_key == ("a", "b")
+    assert config("--api-key", "a", "--api-key", "b").api_key == keys("a", "b")
 
 
 def test_admin_keys_and_the_slow_log_are_set_by_flag_or_environment() -> None:
     flags = config("--admin-key", "a", "--admin-key", "b", "--slow-log", "250", "--explain-history", "5")
     assert flags == config(EVERYSTOP_ADMIN_KEY="a, b", EVERYSTOP_SLOW_LOG="250", EVERYSTOP_EXPLAIN_HISTORY="5")
-    assert (flags.admin_key, flags.slow_log, flags.explain_history) == (("a", "b"), 250.0, 5)
+    assert (flags.admin_key, flags.slow_log, flags.explain_history) == (keys("a", "b"), 250.0, 5)
 
 
 def test_flag_wins_over_environment_and_that_over_file(tmp_path: Path) -> None:
@@ -195,3 +200,27 @@ def test_help_names_each_default_once() -> None:
     assert settings.help_text(next(f for f in settings.flag_fields() if f.name == "max_num_seqs")).endswith(
         "(default: 64)"
     )
+
+
+def test_no_error_repeats_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.toml"
+    said = []
+    for value in ("7654321", '"7654321 "', "[7654321]", '{ a = "7654321" }', '["sha256:7654321"]'):
+        file.write_text(f"api-key = {value}\n")
+        with pytest.raises(ConfigError, match="api-key") as caught:
+            config("--config", str(file))
+        said.append(str(caught.value))
+    with pytest.raises(ConfigError, match="EVERYSTOP_ADMIN_KEY") as caught:
+        config(EVERYSTOP_ADMIN_KEY="sha256:7654321")
+    with pytest.raises(SystemExit):
+        parse("--api-key", "7654321 ")
+    assert "7654321" not in " ".join([*said, str(caught.value), capsys.readouterr().err])
+
+
+def test_a_configuration_shows_no_key() -> None:
+    made = config("--api-key", "7654321", EVERYSTOP_ADMIN_KEY="1234567", EVERYSTOP_API_KEY_FILE="keys.txt")
+    assert made.api_key_file == "keys.txt"
+    shown = repr(made) + str(dataclasses.asdict(made))
+    assert "7654321" not in shown
+    assert "1234567" not in shown
+    assert hash_key("7654321").digest.hex() not in repr(made)

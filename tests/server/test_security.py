@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import json
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType, ModuleType
+from urllib.parse import unquote
 
 import pytest
 from tests.server.parrot import ParrotServer, parrot
 
+from everystop.server.auth import OPEN_PATHS
 from everystop.server.http import MAX_BODY_BYTES, MAX_HEADER_BYTES
+from everystop.tenants import Tenant, Tenants
 
 KEY = "sk-schlüssel-1"
 BEARER = {"authorization": "Bearer " + KEY.encode().decode("latin-1")}
@@ -49,12 +55,13 @@ def routes(server: ParrotServer) -> list[tuple[str, str]]:
 
 
 def test_every_route_but_health_and_the_pages_needs_a_key(guarded: ParrotServer) -> None:
-    for method, path in routes(guarded):
+    """Whatever route is added, it is found here, and asks for a key unless somebody changes this test."""
+    found = routes(guarded)
+    assert len(found) > 20
+    for method, path in found:
         status, headers, body = guarded.request(method, path)
-        if path in ("/health", "/health/live", "/health/ready") or (
-            path.startswith("/ui") and path != "/ui/stream"
-        ):  # files that hold no data
-            assert status == 200
+        if path in OPEN_PATHS or (path.startswith("/ui") and path != "/ui/stream"):  # files that hold no data
+            assert status == 200, path
         else:
             assert status == 401, path
             assert headers["www-authenticate"] == "Bearer"
@@ -62,15 +69,34 @@ def test_every_route_but_health_and_the_pages_needs_a_key(guarded: ParrotServer)
                 assert json.loads(body)["error"]["code"] == "invalid_api_key"
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["//v1/models", "/v1/../v1/models", "/v1/models/", "/health/", "//health", "/health/../v1/models", "/HEALTH", "/",
-     "/docs", "/openapi.json", "/v1%2Fmodels", "/health%00", "/health;/v1/models", "/v1/models?x=/health",
-     "/health%2f..%2fmetrics"],
-)  # fmt: skip
-@pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS", "PUT"])
+def test_what_is_open_says_next_to_nothing(guarded: ParrotServer) -> None:
+    assert {"/health"} <= {path for _, path in routes(guarded)} & OPEN_PATHS
+    for method, path in routes(guarded):
+        if path in OPEN_PATHS and method == "GET":
+            assert set(json.loads(guarded.get(path)[1])) == {"status"}
+
+
+ODD_PATHS = [
+    "//v1/models", "/v1/../v1/models", "/v1/models/", "/health/", "//health", "/health/../v1/models", "/HEALTH", "/",
+    "/docs", "/openapi.json", "/v1%2Fmodels", "/health%00", "/health;/v1/models", "/v1/models?x=/health",
+    "/health%2f..%2fmetrics", "/health/live/", "/health//live", "/health/live/../../metrics", "/health/ready%20",
+    "/ui/../metrics", "/ui/..%2fmetrics", "/ui/stream", "/ui//stream", "/ui/stream/", "/ui/app.js/../../v1/models",
+    "/ui%2fstream", "/invocations", "/v1/models/%2e%2e/%2e%2e/etc/passwd", "/%2e%2e/v1/models", "/metrics#/health",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ODD_PATHS)
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "PROPFIND"])
 def test_odd_paths_and_methods_need_a_key(guarded: ParrotServer, method: str, path: str) -> None:
     assert guarded.request(method, path)[0] == 401
+
+
+@pytest.mark.parametrize("spelling", [str, str.upper, lambda path: path.replace("v1", "%761"), lambda path: path + "/"])
+def test_every_route_however_it_is_spelt_needs_a_key(guarded: ParrotServer, spelling: Callable[[str], str]) -> None:
+    for method in ("GET", "HEAD", "POST", "OPTIONS"):
+        for path in {spelling(path) for _, path in routes(guarded)}:
+            if unquote(path) not in OPEN_PATHS and not (path.startswith("/ui") and path != "/ui/stream"):
+                assert guarded.request(method, path)[0] == 401, (method, path)
 
 
 @pytest.mark.parametrize("host", [b"x/health?", b"x/health", b"a b", b"evil.example/health#", b"x\\health"])
@@ -80,9 +106,20 @@ def test_a_host_header_opens_nothing(guarded: ParrotServer, host: bytes, path: b
     assert status_of(answer) == 400
 
 
-def test_absolute_targets_need_a_key(guarded: ParrotServer) -> None:
-    answer = raw(guarded, b"GET http://x/health/v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-    assert status_of(answer) == 401
+@pytest.mark.parametrize(
+    "target",
+    [b"http://x/health/v1/models", b"http://x/v1/models", b"http://health/v1/models", b"http://x/health/../metrics"],
+)
+def test_absolute_targets_need_a_key(guarded: ParrotServer, target: bytes) -> None:
+    answer = raw(guarded, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert status_of(answer) in (400, 401)
+
+
+@pytest.mark.parametrize("target", [b"/health\xff", b"*", b"health", b"http:/health", b"/health HTTP/1.1\r\nX: y"])
+def test_targets_that_are_no_path_open_nothing(guarded: ParrotServer, target: bytes) -> None:
+    answer = raw(guarded, b"OPTIONS " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert answer == b"" or status_of(answer) in (400, 401, 404, 405)
+    assert b"parrot" not in answer
 
 
 @pytest.mark.parametrize(
@@ -95,10 +132,77 @@ def test_wrong_keys_are_refused(guarded: ParrotServer, value: bytes) -> None:
     assert status_of(raw(guarded, request)) == 401
 
 
-def test_two_keys_in_one_request_are_refused(guarded: ParrotServer) -> None:
-    header = b"Authorization: Bearer sk-other\r\n"
-    request = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header + header + b"\r\n"
+GOOD = {"authorization": "Bearer sk-other", "x-api-key": "sk-other", "api-key": "sk-other"}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_key_is_taken_from_each_header(guarded: ParrotServer, name: str) -> None:
+    assert guarded.get("/v1/models", {name: GOOD[name]})[0] == 200
+    assert guarded.get("/v1/models", {name: GOOD[name] + "x"})[0] == 401
+    assert guarded.get("/v1/models", {name: ""})[0] == 401
+
+
+@pytest.mark.parametrize("value", [b"Bearer sk-other", b"\xff\xfe", b"sk-other, sk-other", "sk-ſchlüssel-1".encode()])
+@pytest.mark.parametrize("name", [b"x-api-key", b"api-key", b"X-API-KEY"])
+def test_wrong_keys_in_a_header_of_their_own_are_refused(guarded: ParrotServer, name: bytes, value: bytes) -> None:
+    request = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + name + b": " + value + b"\r\n\r\n"
     assert status_of(raw(guarded, request)) == 401
+
+
+@pytest.mark.parametrize("first", GOOD)
+@pytest.mark.parametrize("second", GOOD)
+def test_two_keys_in_one_request_are_refused(guarded: ParrotServer, first: str, second: str) -> None:
+    lines = "".join(f"{name}: {GOOD[name]}\r\n" for name in (first, second)).encode()
+    answer = raw(guarded, b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + lines + b"\r\n")
+    assert status_of(answer) == 401
+    assert b"2 keys came with the request" in answer
+
+
+@pytest.mark.parametrize("place", ["/v1/models?api_key=sk-other", "/v1/models?key=sk-other", "/v1/models"])
+def test_a_key_is_taken_from_nowhere_else(guarded: ParrotServer, place: str) -> None:
+    assert guarded.get(place, {"cookie": "api_key=sk-other", "proxy-authorization": "Bearer sk-other"})[0] == 401
+
+
+def test_a_hash_lets_its_key_in_and_is_none_itself() -> None:
+    hashes = tuple(f"sha256:{hashlib.sha256(key).hexdigest()}" for key in (b"sk-1", b"sk-root"))
+    with parrot(api_keys=hashes[:1], admin_keys=hashes[1:]) as server:
+        assert server.get("/v1/models", {"x-api-key": "sk-1"})[0] == 200
+        assert server.get("/v1/models", {"x-api-key": "sk-root"})[0] == 200
+        for digest in hashes:
+            assert server.get("/v1/models", {"x-api-key": digest})[0] == 401
+            assert server.get("/v1/models", {"x-api-key": digest.removeprefix("sha256:")})[0] == 401
+
+
+def test_no_plain_key_is_kept_in_memory() -> None:
+    """Of all that the collector knows of the running server, nothing holds the key's text."""
+    key = "sk-" + "plain-" * 3 + "text"
+    with parrot(
+        api_keys=(key,), admin_keys=(key + "2",), tenants=Tenants(by_name={"a": Tenant(keys=(key + "3",))})
+    ) as server:
+        assert server.get("/v1/models", {"x-api-key": key})[0] == 200
+        app = server.service._http.config.app
+        waiting, seen = [app, server.service.state], set()
+        while waiting:
+            item = waiting.pop()
+            if id(item) in seen or isinstance(item, (ModuleType, FrameType, type)):
+                continue
+            seen.add(id(item))
+            assert not (isinstance(item, (str, bytes)) and key in str(item))
+            waiting.extend(gc.get_referents(item))
+        assert len(seen) > 1000
+
+
+def test_a_web_page_gets_no_leave_to_read(server: ParrotServer, guarded: ParrotServer) -> None:
+    """CORS is off: no preflight is answered, and no header lets a page of another origin read."""
+    asks = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+    for method, path in (("OPTIONS", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/health")):
+        for one in (server, guarded):
+            status, headers, _ = one.request(method, path, headers=asks)
+            assert status != 204
+            assert status >= 400 or path == "/health"
+            assert not [name for name in headers if name.startswith("access-control-")]
+    for path in ("/v1/models", "/v1/completions", "/metrics", "/health"):
+        assert server.request("OPTIONS", path)[0] == 405
 
 
 def test_right_keys_are_taken_bytes_and_all(guarded: ParrotServer) -> None:

@@ -12,6 +12,7 @@ from tests.server.parrot import ParrotServer, parrot, wait_until
 from tests.server.test_live import watching
 
 from everystop.core.errors import ConfigError
+from everystop.keys import hash_key
 from everystop.observe.history import Client, History
 from everystop.server.visibility import ANYBODY, Viewer, callers
 from everystop.tenants import Tenant, Tenants
@@ -150,7 +151,7 @@ def test_live_stream_names_ones_own_requests_alone() -> None:
             watcher = stack.enter_context(watching(server, bearer(key)))
             watcher.wait(lambda _, one=watcher: len(one.requests()) == 2)
             seen = {one["name"] for one in watcher.requests().values()}
-            own = names.get(callers(("a", "b"), ("root",), Tenants())[key].owner)
+            own = names.get(callers(("a", "b"), ("root",), Tenants())[hash_key(key)].owner)
             assert seen == (set(names.values()) if key == "root" else {own, None})
             assert watcher.messages[0]["server"]["sees"] == ("all" if key == "root" else "own")
             told = json.dumps(watcher.messages)
@@ -173,7 +174,7 @@ def test_a_key_of_two_kinds_is_refused_without_showing_it() -> None:
 
 def test_owners_are_told_apart_whatever_tenants_are_called() -> None:
     by_key = callers(("a",), (), Tenants())
-    tenants = Tenants(by_name={by_key["a"].owner: Tenant(keys=("t",)), "admin": Tenant(keys=("u",))})
+    tenants = Tenants(by_name={by_key[hash_key("a")].owner: Tenant(keys=("t",)), "admin": Tenant(keys=("u",))})
     every = callers(("a",), ("root",), tenants)
     assert len({caller.owner for caller in every.values()}) == len(every) == 4
 

@@ -21,6 +21,7 @@ from everystop.cli import (
     compare,
     doctor,
     explain,
+    key,
     plan,
     pull,
     replay,
@@ -110,7 +111,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"everystop {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (
-        serve, pull, cache, doctor, batch, compare, claims, top, explain, simulate, plan, calibrate, replay, trace,
+        serve, pull, cache, doctor, key, batch, compare, claims, top, explain, simulate, plan, calibrate, replay, trace,
     ):  # fmt: skip
         command.add_parser(commands)
     return parser

@@ -53,15 +53,17 @@ def ask_server(arguments: argparse.Namespace) -> Mapping[str, Any]:
     """The explanation by the running server; raises RemoteError."""
     from everystop.cli.remote import Remote
 
-    remote = Remote(arguments.url, arguments.api_key)
+    remote = Remote(arguments.url, arguments.api_key, arguments.ca_file)
     data: Mapping[str, Any] = remote.get_json(f"/v1/requests/{quote(arguments.id, safe='')}/explain")
     return data
 
 
 def read_record(arguments: argparse.Namespace) -> Mapping[str, Any]:
     """The explanation by what a record holds; raises RecordError."""
-    if arguments.api_key is not None or arguments.url != settings.DEFAULT_URL:
-        raise ConfigError("--record reads a file and asks no server; leave out --url and --api-key, or --record")
+    if not (arguments.api_key is arguments.ca_file is None and arguments.url == settings.DEFAULT_URL):
+        raise ConfigError(
+            "--record reads a file and asks no server; leave out --url, --api-key and --ca-file, or --record"
+        )
     from everystop.observe.explain import explain
     from everystop.observe.wording import number_name
     from everystop.sim.replay import history_of_record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import ssl
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
@@ -19,7 +20,7 @@ TIMEOUT_S = 10.0
 class Remote:
     """A server at a URL; raises ConfigError for a URL that is none, and RemoteError for what the server does not do."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None, ca_file: str | None = None) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             self._host, self._port = parts.hostname or "", parts.port
@@ -28,7 +29,9 @@ class Remote:
         if parts.scheme not in ("http", "https") or not self._host:
             raise ConfigError(f"--url is {url!r}; it must be like {DEFAULT_URL}")
         self.url = f"{parts.scheme}://{parts.netloc}"
-        self._connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        if ca_file is not None and parts.scheme != "https":
+            raise ConfigError(f"--ca-file is for servers with certificates, and {url} is no https URL; leave one out")
+        self._tls = _client_context(ca_file) if parts.scheme == "https" else None
         self._prefix = parts.path.rstrip("/")
         self._key = api_key or os.environ.get(KEY_VARIABLE, "").partition(",")[0].strip() or None
         if self._key is not None and not self._key.isprintable():
@@ -56,12 +59,17 @@ class Remote:
 
     @contextlib.contextmanager
     def _get(self, path: str) -> Iterator[HTTPResponse]:
-        connection = self._connect(self._host, self._port, timeout=TIMEOUT_S)
+        connection = self._connection()
         headers = {} if self._key is None else {"authorization": f"Bearer {self._key}".encode()}
         with contextlib.closing(connection):
             try:
                 connection.request("GET", self._prefix + path, headers=headers)
                 answer = connection.getresponse()
+            except ssl.SSLCertVerificationError as error:
+                raise RemoteError(
+                    f"the certificate of {self.url} is not trusted ({error.verify_message}); name its file with "
+                    "--ca-file"
+                ) from error
             except (OSError, HTTPException) as error:
                 raise RemoteError(
                     f"no server answers at {self.url} ({_words(error)}); start one with `everystop serve`, or name it "
@@ -70,6 +78,11 @@ class Remote:
             if answer.status != 200:
                 raise RemoteError(self._refusal(path, answer))
             yield answer
+
+    def _connection(self) -> HTTPConnection:
+        if self._tls is None:
+            return HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        return HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=self._tls)
 
     def _refusal(self, path: str, answer: HTTPResponse) -> str:
         """What the server says, and what to do about it."""
@@ -83,6 +96,14 @@ class Remote:
         if answer.status == 404 and said in ("", "no such path"):
             return f"{self.url} has no {path}: it is no Everystop server, or one of another version"
         return f"{self.url} answers {answer.status} {answer.reason}" + (f": {said}" if said else "")
+
+
+def _client_context(ca_file: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        reason = "it is no PEM file" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(f"--ca-file {ca_file} cannot be used: {reason}") from error
 
 
 def _words(error: BaseException) -> str:

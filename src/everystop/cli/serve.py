@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from everystop.cli import settings
+
+SECRET_VARIABLES = tuple(f"{settings.ENVIRONMENT_PREFIX}{name}" for name in ("API_KEY", "ADMIN_KEY"))
 
 
 def add_parser(commands: Any) -> None:
@@ -32,6 +35,8 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     config = settings.make_config(arguments)
+    for variable in SECRET_VARIABLES:  # the configuration has their hashes, and nobody else needs them
+        os.environ.pop(variable, None)
     from everystop.server.app import serve
 
     return serve(config)

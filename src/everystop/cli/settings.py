@@ -16,6 +16,7 @@ from typing import Any
 
 from everystop.config import GROUPS, Config, parse_bytes
 from everystop.core.errors import ConfigError
+from everystop.keys import hash_key
 
 ENVIRONMENT_PREFIX = "EVERYSTOP_"
 OTHER_VARIABLES = ("EVERYSTOP_CONFIG", "EVERYSTOP_HOME", "EVERYSTOP_ISA")
@@ -58,6 +59,12 @@ def add_remote_options(parser: Any) -> None:
         "--api-key",
         metavar="KEY",
         help=f"key that the server wants (default: the first of {KEY_VARIABLE}, which no list of processes shows)",
+    )
+    parser.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        help="PEM file with the certificate that the server's own is signed by, or with that itself, for an https URL "
+        "(default: those of the system)",
     )
 
 
@@ -213,6 +220,8 @@ def convert_one(field: dataclasses.Field[Any], value: Any, source: str) -> Any:
     if isinstance(field.default, bool):
         return as_bool(value, source)
     parse = field.metadata.get("parse", str)
+    if parse is hash_key and not isinstance(value, str):
+        raise ConfigError(f"{source} must be text")  # the value is a secret
     if isinstance(value, bool | dict | list) or (parse is str and not isinstance(value, str)):
         raise ConfigError(f"{source} is {value!r}; it must be {describe(parse)}")
     try:

@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from everystop.cli.remote import Remote
 
-    remote, console = Remote(arguments.url, arguments.api_key), Console(highlight=False)
+    remote = Remote(arguments.url, arguments.api_key, arguments.ca_file)
+    console = Console(highlight=False)
     if arguments.once or not console.is_terminal:
         return _print_once(remote, console)
     try:

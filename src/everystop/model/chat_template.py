@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +21,6 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from everystop.core.errors import (
     ChatTemplateError,
@@ -34,8 +34,13 @@ from everystop.model.checkpoint import Checkpoint
 from everystop.model.from_gguf import GgufCheckpoint
 from everystop.model.from_safetensors import read_json_object
 from everystop.model.messages import ROLES, read_messages
+from everystop.model.template_sandbox import BoundedEnvironment
 from everystop.model.tokenizer import RenderedPrompt, Tokenizer
 
+MAX_REASON_CHARS = 1000
+MAX_LAYOUT_CHARS = 200
+SHORT_CHARS, SLOW_NS = 8192, 20_000_000
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 # Non-characters: Unicode keeps them for a program's own use, so texts hold them by malice only.
 _GUARDS = [chr(code) for code in (*range(0xFDD0, 0xFDF0), *range(0xF0000, 0xFFFFE))]
 
@@ -51,7 +56,8 @@ RESERVED = frozenset(
 class ChatTemplate:
     """A compiled template, or the absence of one (`source` None), which only `render` reports.
 
-    `origin` says where it comes from. Raises UnsupportedModel where the template is no Jinja.
+    `origin` says where it comes from. `is_slow` tells that some rendering took longer than `SLOW_NS`, however little
+    text there was, so none should keep others waiting. Raises UnsupportedModel where the template is no Jinja.
     """
 
     def __init__(self, source: str | None, origin: str, tokenizer: Tokenizer) -> None:
@@ -60,10 +66,13 @@ class ChatTemplate:
         self._guarding = _Guarding(tokenizer.control_tokens)
         self._source = source
         self._variables: frozenset[str] | None = None
+        self._environment: BoundedEnvironment | None = None
         self._template: jinja2.Template | None = None
+        self.is_slow = False
         if source is not None:
             try:
-                self._template = _environment().from_string(source)
+                self._environment = _environment()
+                self._template = self._environment.compile_bounded(source)
             except jinja2.TemplateError as error:
                 raise UnsupportedModel(f"{origin}: the chat template is no valid Jinja: {error}") from error
 
@@ -102,18 +111,19 @@ class ChatTemplate:
         is to be continued.
 
         Raises ChatTemplateMissing, ChatTemplateError with the template's own words where it refuses or fails, and
-        RequestError for messages that cannot be read or continued.
+        RequestError for messages that cannot be read or continued, and for `variables` in the place of the server's.
         """
-        if self._template is None:
+        if self._template is None or self._environment is None:
             raise ChatTemplateMissing(
                 "this model brings no chat template; start with --chat-template FILE, or use /v1/completions",
                 param="messages",
                 code="chat_template_missing",
             )
+        _check_names(variables or {}, self._environment)
         plain = read_messages(messages)
-        guard = _free_guard((plain, tools, variables))
+        guard, num_chars = _free_guard((plain, tools, variables))
         guarded = self._guarding.guard(plain, guard)
-        mark = _free_guard((plain, tools, variables, guard)) if continue_final_message else ""
+        mark = _free_guard((plain, tools, variables, guard))[0] if continue_final_message else ""
         if continue_final_message:
             _check_continuable(plain[-1], len(plain) - 1)
             guarded[-1]["content"] += mark + " "
@@ -125,7 +135,18 @@ class ChatTemplate:
             "tools": self._guarding.guard(tools, guard),
             "add_generation_prompt": add_generation_prompt,
         }
-        text = _run(self._template, values)
+        began_ns = time.thread_time_ns()
+        try:
+            text = self._environment.run(self._template, values, num_chars)
+        except Exception as error:  # whatever a template does wrong is this request's failure alone
+            raise ChatTemplateError(
+                f"the chat template refused the messages: {_reason(error)}",
+                param="messages",
+                code="chat_template_error",
+            ) from error
+        finally:
+            is_short = num_chars < SHORT_CHARS
+            self.is_slow |= is_short and time.thread_time_ns() - began_ns > SLOW_NS
         if continue_final_message:
             text = _cut_at(mark, text, plain[-1]["content"])
         return RenderedPrompt(text=text, guard=guard)
@@ -158,14 +179,18 @@ def _cut_at(mark: str, text: str, content: str) -> str:
     return before.removesuffix(content[len(content.rstrip()) :])
 
 
-def _run(template: jinja2.Template, values: Mapping[str, Any]) -> str:
-    try:
-        return template.render(values)
-    except Exception as error:  # whatever a template does wrong is this request's failure alone
-        reason = str(error) or type(error).__name__
-        raise ChatTemplateError(
-            f"the chat template refused the messages: {reason}", param="messages", code="chat_template_error"
-        ) from error
+def _check_names(variables: Mapping[str, Any], environment: BoundedEnvironment) -> None:
+    """Raise RequestError for a variable in the place of one that is set here, such as the beginning of a text."""
+    for name in variables:
+        if name in RESERVED or name in environment.globals:
+            message = f"chat_template_kwargs has {name!r}, which is set by the server; leave it out"
+            raise RequestError(message, param="chat_template_kwargs")
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in the template's own words, without addresses of objects that it may have printed."""
+    text = _ADDRESS.sub("0x…", str(error)) or type(error).__name__
+    return text if len(text) <= MAX_REASON_CHARS else text[:MAX_REASON_CHARS] + "…"
 
 
 def load_chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer, override: Path | None = None) -> ChatTemplate:
@@ -245,26 +270,26 @@ class _Guarding:
         return text
 
 
-def _free_guard(value: Any) -> str:
-    """A guard that occurs in no string of `value`."""
+def _free_guard(value: Any) -> tuple[str, int]:
+    """A guard that occurs in no string of `value`, and the characters of all its strings."""
     used: set[str] = set()
-    _collect_guards(value, used)
-    return next(guard for guard in _GUARDS if guard not in used)
+    num_chars = _collect_guards(value, used)
+    return next(guard for guard in _GUARDS if guard not in used), num_chars
 
 
 _GUARD_PATTERN = re.compile("[\ufdd0-\ufdef\U000f0000-\U000ffffd]")
 
 
-def _collect_guards(value: Any, used: set[str]) -> None:
+def _collect_guards(value: Any, used: set[str]) -> int:
+    """Add the guards in all strings of `value` to `used`, and return how many characters these have."""
     if isinstance(value, str):
         used.update(_GUARD_PATTERN.findall(value))
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            _collect_guards(key, used)
-            _collect_guards(item, used)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _collect_guards(item, used)
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_collect_guards(key, used) + _collect_guards(item, used) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(_collect_guards(item, used) for item in value)
+    return 0
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -278,9 +303,9 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+def _environment() -> BoundedEnvironment:
     """Jinja as transformers sets it up for chat templates (`chat_template_utils.py`), without access to Python."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
     )
     environment.filters["tojson"] = _to_json
@@ -305,4 +330,6 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(layout: str) -> str:
+    if len(layout) > MAX_LAYOUT_CHARS:
+        raise jinja2.TemplateError(f"the layout of a date has {len(layout):,} characters, not {MAX_LAYOUT_CHARS}")
     return datetime.now().strftime(layout)

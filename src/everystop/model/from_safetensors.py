@@ -15,6 +15,8 @@ from everystop.model.spec import ARCHITECTURES, DecoderSpec, Float32Array, RopeS
 
 # Beyond any number of a configuration, and safe to convert.
 _LARGEST = 1e30
+MAX_JSON_BYTES = 64 << 20
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _NAMES = {
     "embed_tokens": "model.embed_tokens.weight",
@@ -51,7 +53,8 @@ class SafetensorsCheckpoint:
         self.files = (path / "config.json", *shards)
         shapes = {name: file.tensors[name].shape for name, file in self._file_of.items()}
         ignored = [name for name in shapes if name.endswith((".rotary_emb.inv_freq", ".attn.masked_bias"))]
-        self._names, self.warnings = match_parameters(self.spec, _NAMES, shapes, ignored, str(path))
+        self._names, warnings = match_parameters(self.spec, _NAMES, shapes, ignored, str(path))
+        self.warnings = (*warnings, *_code_warnings(self.config, path))
         for name in self._names.values():
             self._file_of[name].require_float(name)
 
@@ -75,6 +78,8 @@ class SafetensorsCheckpoint:
 def read_json_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; raises ModelNotFound where it is missing, ModelFileDamaged where it is none."""
     try:
+        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+            raise ModelFileDamaged(f"{path}: has {size:,} bytes; at most {MAX_JSON_BYTES:,} are read")
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise ModelNotFound(f"{path}: cannot be read: {error.strerror}") from error
@@ -85,11 +90,20 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def _code_warnings(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
+    """That code which comes with the model is not run; nothing here ever imports a file of a model's folder."""
+    if "auto_map" not in config:
+        return ()
+    return (f"{folder / 'config.json'}: auto_map names code that came with the model; it is never run",)
+
+
 def _locate_tensors(folder: Path) -> dict[str, SafetensorsFile]:
     """The file of each tensor: the single file, or for each tensor the shard that the index names and no other."""
     if not (folder / _INDEX).exists():
         if not (folder / _SINGLE).exists():
-            raise ModelNotFound(f"{folder} holds neither {_SINGLE} nor {_INDEX}")
+            pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED)
+            advice = f"; {pickled[0]} is a pickle, which can run code, and is not read: convert it" if pickled else ""
+            raise ModelNotFound(f"{folder} holds neither {_SINGLE} nor {_INDEX}{advice}")
         single = SafetensorsFile(folder / _SINGLE)
         return dict.fromkeys(single.tensors, single)
     weight_map = read_json_object(folder / _INDEX).get("weight_map")

@@ -26,6 +26,8 @@ import numpy.typing as npt
 from everystop.core.errors import ModelFileDamaged, ModelNotFound, UnsupportedModel
 
 MAX_NAME_BYTES = 65_535
+MAX_KEYS, MAX_TENSORS = 1 << 16, 1 << 18
+MAX_VALUES = 1 << 24  # of one array, where it is read
 MAX_DIMS = 4
 MAX_ALIGNMENT = 1 << 20
 
@@ -168,6 +170,8 @@ class GgufFile:
         # A key takes at least 13 bytes and a tensor at least 32, so impossible counts end here and not in a loop.
         if num_keys > self._size // 13 or num_tensors > self._size // 32:
             raise self._damaged(f"{num_keys:,} keys and {num_tensors:,} tensors cannot fit")
+        if num_keys > MAX_KEYS or num_tensors > MAX_TENSORS:
+            raise self._damaged(f"{num_keys:,} keys and {num_tensors:,} tensors are more than any model has")
         for index in range(num_keys):
             self._read_key(index)
         headers = [self._read_tensor_header(index) for index in range(num_tensors)]
@@ -213,6 +217,8 @@ class GgufFile:
         self._position = position
 
     def _read_array(self, array: _Array, name: str) -> list[Any]:
+        if array.count > MAX_VALUES:
+            raise self._damaged(f"array {name!r} has {array.count:,} values; at most {MAX_VALUES:,} are read")
         if array.kind != _STRING:
             return list(struct.unpack_from(f"<{array.count}{_SCALARS[array.kind]}", self._map, array.position))
         unpack, data, position = _U64.unpack_from, self._map, array.position

@@ -12,6 +12,8 @@ from everystop.core.errors import RequestError, UnsupportedField
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEMPLATE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 MAX_MESSAGES = 4096
+MAX_PARTS = 1024  # text parts of one message
+MAX_TOOL_CALLS = 128  # of one message
 MAX_NAME_CHARS = 256
 
 _NAME_SCHEMA = {"type": ["string", "null"], "maxLength": MAX_NAME_CHARS}
@@ -21,8 +23,8 @@ _PART_SCHEMA = {
     "required": ["type", "text"],
     "additionalProperties": {"type": "null"},
 }
-_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}
-_CALLS_SCHEMA = {"type": "array", "items": {"type": "object"}}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA, "maxItems": MAX_PARTS}]}
+_CALLS_SCHEMA = {"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOL_CALLS}
 _MESSAGE_SCHEMA = {
     "type": "object",
     "properties": {
@@ -115,6 +117,8 @@ def _read_content(given: dict[str, Any], where: str) -> str:
         return content
     if not isinstance(content, list | tuple):
         raise _wrong(place, content, "a string or a list of text parts")
+    if len(content) > MAX_PARTS:
+        raise RequestError(f"{place} has {len(content):,} parts; at most {MAX_PARTS:,} are taken", param=place)
     return "\n".join(_read_part(part, f"{place}[{i}]") for i, part in enumerate(content))
 
 
@@ -141,6 +145,8 @@ def _read_name(value: Any, where: str) -> str:
 def _read_tool_calls(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list | tuple) or not all(isinstance(call, Mapping) for call in value):
         raise _wrong(where, value, "a list of objects")
+    if len(value) > MAX_TOOL_CALLS:
+        raise RequestError(f"{where} has {len(value):,} calls; at most {MAX_TOOL_CALLS:,} are taken", param=where)
     return list(value)
 
 

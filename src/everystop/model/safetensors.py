@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from everystop.core.errors import ModelFileDamaged, UnsupportedModel
 
-MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 16 << 20  # some 100,000 tensors
+MAX_DIMS = 8
 
 # The GGML type of the same format, so that one kernel converts both kinds of file.
 GGML_TYPE_OF = {"F32": 0, "F16": 1, "BF16": 30}
@@ -90,7 +91,8 @@ class SafetensorsFile:
     def _place(self, name: str, entry: Any, base: int) -> SafetensorsTensor:
         try:
             dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-            sound = all(type(value) is int and value >= 0 for value in (*shape, begin, end)) and isinstance(dtype, str)
+            sound = isinstance(dtype, str) and len(shape) <= MAX_DIMS
+            sound = sound and all(type(value) is int and 0 <= value < 1 << 63 for value in (*shape, begin, end))
         except (TypeError, KeyError, ValueError):
             sound = False
         if not sound:

@@ -25,6 +25,10 @@ from everystop.model.tokenizer import Tokenizer, TokenizerSettings
 TOKENIZER_VERSION = 1
 """Raised whenever the same file gives another tokenizer than before."""
 
+MAX_TOKEN_CHARS = 4096
+MAX_CUTS = 100_000_000
+"""Characters that are compared, at most, to find the pairs of pieces that make a piece."""
+
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 _GGUF_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -147,6 +151,8 @@ def _build_gguf(gguf: GgufFile) -> tokenizers.Tokenizer:
             f"{gguf.path}: a tokenizer of the model {kind!r} is not supported; supported: gpt2 (byte-level BPE), llama"
         )
     tokens = _strings(gguf, "tokens")
+    if (longest := max(map(len, tokens))) > MAX_TOKEN_CHARS:
+        raise ModelFileDamaged(f"{gguf.path}: a token has {longest:,} characters; at most {MAX_TOKEN_CHARS:,} may be")
     types = _numbers(gguf, "token_type", len(tokens))
     try:
         inner = _byte_level(gguf, tokens, types) if kind == "gpt2" else _sentencepiece(gguf, tokens, types)
@@ -200,6 +206,8 @@ def _byte_level(gguf: GgufFile, tokens: list[str], types: list[float]) -> tokeni
 def _sentencepiece(gguf: GgufFile, tokens: list[str], types: list[float]) -> tokenizers.Tokenizer:
     """SentencePiece as BPE with merges: a pair's rank is the score of the piece that it makes."""
     scores = _numbers(gguf, "scores", len(tokens))
+    if sum(len(token) ** 2 for token in tokens) > MAX_CUTS:
+        raise ModelFileDamaged(f"{gguf.path}: the tokens are too long to find the pairs that make them")
     vocabulary = _vocabulary(tokens, types)
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
     special = {token for token, kind in zip(tokens, types, strict=True) if kind in (_UNKNOWN, _CONTROL)}

@@ -37,7 +37,8 @@ def _serve_on(sock: socket.socket, config: Config) -> tuple[int, bool]:
 
     log = Log(config.log_format, config.log_level)
     try:
-        return run(Opening(config, url_of(sock, config.host)), sock, log), is_loading()
+        url = url_of(sock, config.host, scheme="http" if config.ssl_certfile is None else "https")
+        return run(Opening(config, url), sock, log), is_loading()
     except EverystopError as error:
         if config.log_format == "json":  # beside the plain sentence of the command line
             log.say(str(error), {"error": type(error).__name__}, level=logging.ERROR)

@@ -1,10 +1,9 @@
-"""Lets nobody in without a key where keys are set, on any path but `/health` and the dashboard's own files; the Host
-header has no say in it.
+"""Lets nobody in without a key where keys are set, on any path but `/health` and its like and the dashboard's own
+files; the Host header has no say in it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 from collections.abc import Callable, Mapping
@@ -12,26 +11,30 @@ from collections.abc import Callable, Mapping
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop.core.errors import RequestError
+from everystop.keys import KeyHash, digest_of
 from everystop.server.errors import Unauthorized, dialect_of, error_response
 from everystop.server.visibility import Caller
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key")
 _HOST = re.compile(rb"[A-Za-z0-9._~\-\[\]:%]*")
+_HOW = "send it as 'Authorization: Bearer KEY', or in the header x-api-key or api-key"
 
 
 class KeyGuard:
-    """ASGI middleware: 401 without a valid `Authorization: Bearer KEY`, 400 for a Host header that is no host.
+    """ASGI middleware: 401 without a valid key, 400 for a Host header that is no host.
 
-    `callers` says whose a key is; the scope's `caller` tells those behind. `is_open` knows the paths that need no key
-    beside /health.
+    A key comes in one header, as `Authorization: Bearer KEY`, `x-api-key: KEY` or `api-key: KEY`; of two, none is
+    believed. `callers` says whose a key is; the scope's `caller` tells those behind. `is_open` knows the paths that
+    need no key beside `OPEN_PATHS`.
     """
 
     def __init__(
-        self, app: ASGIApp, callers: Mapping[str, Caller], is_open: Callable[[str], bool] = lambda path: False
+        self, app: ASGIApp, callers: Mapping[KeyHash, Caller], is_open: Callable[[str], bool] = lambda path: False
     ) -> None:
         self._app = app
         self._is_open = is_open
-        self._digests = [hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest() for key in callers]
+        self._digests = [key.digest for key in callers]
         self._callers = list(callers.values())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,20 +52,24 @@ class KeyGuard:
             return RequestError("the Host header is not a host", code="invalid_host")
         if not self._digests or scope["path"] in OPEN_PATHS or self._is_open(scope["path"]):
             return None
-        given = [value for name, value in headers if name == b"authorization"]
-        caller = self._caller_of(given[0]) if len(given) == 1 else None
+        given = [(name, value) for name, value in headers if name in KEY_HEADERS]
+        if len(given) > 1:
+            return Unauthorized(f"{len(given)} keys came with the request; send one: {_HOW}")
+        caller = self._caller_of(*given[0]) if given else None
         if caller is not None:
             scope["caller"] = caller
             return None
-        return Unauthorized("a valid API key is needed: send it as 'Authorization: Bearer KEY'")
+        return Unauthorized(f"a valid API key is needed: {_HOW}")
 
-    def _caller_of(self, header: bytes) -> Caller | None:
+    def _caller_of(self, name: bytes, value: bytes) -> Caller | None:
         """Whose key it is, None if it is nobody's.
 
         Digests are compared, all of them and in constant time: neither length nor position of a key shows.
         """
-        scheme, _, key = header.partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
+        scheme, key = b"bearer", value
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+        digest = digest_of(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if scheme.lower() != b"bearer" or not any(matches):
             return None

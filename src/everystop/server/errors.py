@@ -41,6 +41,10 @@ class Unauthorized(RequestError):
     """No valid API key came with the request (HTTP 401)."""
 
 
+class Forbidden(RequestError):
+    """The request comes from where none is taken from, such as another site's page (HTTP 403)."""
+
+
 class Overloaded(EverystopError):
     """The queue is full (HTTP 429); `retry_after_s` says when it should have moved, `code` whose queue it is."""
 
@@ -106,6 +110,7 @@ _UNFORESEEN = Wire(500, "server_error")
 _WIRE: dict[type, Wire] = {
     RequestError: Wire(400, "invalid_request_error"),
     Unauthorized: Wire(401, "authentication_error", "invalid_api_key"),
+    Forbidden: Wire(403, "permission_error"),
     ModelUnknown: Wire(404, "invalid_request_error", "model_not_found"),
     RequestUnknown: Wire(404, "invalid_request_error", "request_not_found"),
     BodyTooLarge: Wire(413, "invalid_request_error", "body_too_large"),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 
@@ -351,9 +352,11 @@ def watch_peers(sock: socket.socket) -> None:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn on a given socket; signals are left to the caller, who sets `should_exit`."""
+    """uvicorn on a given socket; signals are left to the caller, who sets `should_exit`. It speaks HTTPS where there is
+    a `tls` context.
+    """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -363,6 +366,8 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # nobody here believes them
+                ssl_context_factory=None if tls is None else lambda config, default: tls,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=2,
             )

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import faulthandler
 import hashlib
+import logging
 import socket
+import ssl
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +19,10 @@ import uvloop
 from everystop import __version__, _native
 from everystop.assembly import Capacity, build_engine, longest_sequence, num_threads
 from everystop.config import Config
+from everystop.core.errors import ConfigError
 from everystop.core.policy import make_policy
 from everystop.core.request import SamplingParams
+from everystop.keys import exposure, read_key_file
 from everystop.model.chat_template import load_chat_template
 from everystop.model.checkpoint import inspect_model
 from everystop.model.generation_config import load_generation_defaults
@@ -29,12 +33,15 @@ from everystop.model.tokenizer_files import load_tokenizer
 from everystop.model.weights import LoadedModel, load_model
 from everystop.scheduling import tenants_of
 from everystop.server.crash_file import CrashFiles
+from everystop.server.listener import is_loopback
 from everystop.server.logs import Log, install
 from everystop.server.protocol import Accepted
 from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
+from everystop.server.tls import server_context
 from everystop.server.tracing import tracing
+from everystop.tenants import with_keys
 
 MIB = 1 << 20
 
@@ -45,12 +52,16 @@ def run(opening: Opening, sock: socket.socket, log: Log) -> int:
     install(log)
     with contextlib.suppress(OSError, ValueError):  # standard error is closed
         faulthandler.enable()
+    for warning in opening.warnings(is_loopback(sock)):
+        log.say(f"warning: {warning}", level=logging.WARNING)
     service = Service(
         sock,
         opening.load,
-        api_keys=config.api_key,
+        api_keys=opening.api_keys,
         admin_keys=config.admin_key,
         tenants=opening.tenants,
+        allowed_hosts=config.allowed_host,
+        tls=opening.tls,
         shutdown_timeout_s=config.shutdown_timeout,
         stuck_fail_s=config.stall_timeout,
         exits_on_failure=config.on_engine_failure == "exit",
@@ -89,7 +100,8 @@ class Opening:
     def __init__(self, config: Config, url: str = "") -> None:
         self.config = config
         self.url = url
-        self.tenants = tenants_of(config)
+        self.tls = _tls_of(config)
+        self._read_keys()
         self._home = Home.from_environment()
         path = resolve_model(config.model, self._home)
         self._checkpoint = inspect_model(path)
@@ -102,6 +114,28 @@ class Opening:
         self.names = config.served_model_name or (config.model if config.model in EMBEDDED else own_name,)
         self.open_traces = tracing(config.otlp_traces_endpoint, self.names[0])
         self._lines: list[tuple[str, str]] = []
+
+    def _read_keys(self) -> None:
+        config, path = self.config, self.config.api_key_file
+        named_keys = () if path is None else read_key_file(path)
+        self.api_keys = (*config.api_key, *(line.key for line in named_keys if not line.name))
+        self.tenants = with_keys(tenants_of(config), named_keys, path or "")
+        tenants_keys = any(tenant.keys for tenant in self.tenants.by_name.values())
+        self._has_keys = bool(self.api_keys or config.admin_key or tenants_keys)
+        if self._has_keys and config.allowed_host:
+            raise ConfigError("--allowed-host has no effect where keys are set, for a key opens all; leave it out")
+
+    def warnings(self, is_loopback: bool) -> list[str]:
+        """What an operator should know of who can reach what; `is_loopback` says that only this machine can."""
+        config = self.config
+        exposures = [exposure(path) for path in (config.api_key_file, config.tenants, config.ssl_keyfile) if path]
+        found = [text for text in exposures if text is not None]
+        if not self._has_keys and not is_loopback:
+            found.append(
+                f"other machines can reach {self.url}, and no keys are set, so anybody may use it; set --api-key-file "
+                "or --api-key, or listen on --host 127.0.0.1"
+            )
+        return found
 
     def load(self) -> ServedModel:
         """Read the weights and build the engine; called in a thread."""
@@ -145,6 +179,7 @@ class Opening:
             fingerprint=fingerprint(__version__, loaded.digest, config.dtype, _native.isa()),
             tenant_names=tuple(self.tenants.by_name),
             on_answered=None if recorder is None else recorder.client,
+            is_chat_slow=lambda: self._template.is_slow,
         )
 
     def _describe(self, loaded: LoadedModel, capacity: Capacity, threads: int) -> list[tuple[str, str]]:
@@ -202,6 +237,12 @@ class Opening:
 def fingerprint(*parts: str) -> str:
     """A name for what determines an answer; the same parts give the same name, on any day and machine."""
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def _tls_of(config: Config) -> ssl.SSLContext | None:
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return None
+    return server_context(config.ssl_certfile, config.ssl_keyfile)
 
 
 def _target_text(config: Config) -> str:

@@ -12,7 +12,7 @@ from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS, NS_PER_MS
 from everystop.core.errors import RequestError, UnsupportedField
 from everystop.core.request import SamplingParams
 from everystop.model.messages import MESSAGES_SCHEMA, PLAIN, ChatOptions, read_messages
-from everystop.server import fields
+from everystop.server import fields, json_shape
 from everystop.server.errors import ModelUnknown
 from everystop.server.fields import Effect, Field, wrong
 from everystop.server.truncation import Truncation, read_truncation
@@ -74,16 +74,22 @@ class Parsed:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body; strict JSON, so no NaN, no lone surrogates, no numbers beyond a double."""
+    """The JSON object in a body; strict JSON, so no NaN, no lone surrogates, no numbers beyond a double, no key twice
+    in one object, and nothing nested without end.
+    """
     _check_num_marks(body)
+    marks = json_shape.skeleton(body)
+    if json_shape.is_deeper(marks):
+        message = f"the body's JSON is nested too deeply: more than {json_shape.MAX_DEPTH} levels"
+        raise RequestError(message, code="invalid_json")
     try:
         value = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    except RecursionError:
-        raise RequestError("the body's JSON is nested too deeply", code="invalid_json") from None
     if type(value) is not dict:
         raise RequestError("the body must be a JSON object", code="invalid_json")
+    if json_shape.has_equal_keys(marks, value):
+        raise RequestError("the body's JSON has an object that names a key twice; name each once", code="invalid_json")
     return value
 
 

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop import __version__
 from everystop.core.errors import EverystopError, RequestError
+from everystop.keys import KeyHash
 from everystop.observe.history import Client
 from everystop.observe.prometheus import render
 from everystop.server import protocol, tgi
@@ -33,6 +34,7 @@ from everystop.server.http import Bodies, read_body
 from everystop.server.http_counts import HttpCounter
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams
+from everystop.server.origins import OriginGuard
 from everystop.server.prompt_report import PromptReport, report_of
 from everystop.server.prompts import PREPARE_WORKERS, Parse, Prepared, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
@@ -48,7 +50,7 @@ from everystop.server.tgi_texts import TgiText
 from everystop.server.tokenize import TokenPaths
 from everystop.server.tracing import trace_context
 from everystop.server.ui import Ui
-from everystop.server.visibility import Viewer, caller_of, callers
+from everystop.server.visibility import Viewer, caller_of, callers, salt_of
 from everystop.tenants import Tenants
 
 INLINE_BYTES = 8192
@@ -57,16 +59,22 @@ GENERATIONS = frozenset({"/v1/completions", "/v1/chat/completions", "/generate",
 
 def make_app(
     state: ServerState,
-    api_keys: Sequence[str] = (),
+    api_keys: Sequence[KeyHash | str] = (),
     tenants: Tenants | None = None,
     *,
-    admin_keys: Sequence[str] = (),
+    admin_keys: Sequence[KeyHash | str] = (),
+    allowed_hosts: Sequence[str] = (),
 ) -> ASGIApp:
-    """The ASGI application over `state`; the tenants' keys let in beside `api_keys`, and `admin_keys` see all."""
+    """The ASGI application over `state`; the tenants' keys let in beside `api_keys`, and `admin_keys` see all. Without
+    any key, browsers are kept to the server's own pages and to `allowed_hosts`.
+    """
     tenants = tenants or Tenants()
     endpoints, ui = Endpoints(state, tenants), Ui()
     tokens = endpoints.tokens
-    guard = Middleware(KeyGuard, callers=callers(api_keys, admin_keys, tenants), is_open=ui.is_open)
+    known = callers(api_keys, admin_keys, tenants)
+    guards = [Middleware(KeyGuard, callers=known, is_open=ui.is_open)]
+    if not known:
+        guards.append(Middleware(OriginGuard, allowed_hosts=allowed_hosts, is_loopback=state.is_loopback))
     app = Starlette(
         routes=[
             Route("/health", endpoints.health, methods=["GET"]),
@@ -93,7 +101,7 @@ def make_app(
         middleware=[
             Middleware(RefusalWatch, refused=state.refused),
             Middleware(RequestIds),
-            guard,
+            *guards,
             Middleware(Doorman, state=state, paths=GENERATIONS),
         ],
         exception_handlers={
@@ -215,7 +223,7 @@ class Endpoints:
             params,
             tenant=tenant,
             priority=parsed.priority,
-            cache_salt=parsed.cache_salt,
+            cache_salt=salt_of(caller_of(request.scope), tenant, parsed.cache_salt),
             ttft_target_ns=parsed.ttft_target_ns,
             itl_target_ns=parsed.itl_target_ns,
             make_choice=_choices_of(parsed, report),
@@ -236,7 +244,7 @@ class Endpoints:
         """
         queue = self._state.board.queue
         work = partial(prepare, self._state.model, parse, body)
-        if len(body) <= INLINE_BYTES:
+        if len(body) <= INLINE_BYTES and not self._state.model.is_chat_slow():
             return work(queue.check_num)
         with queue.reserved(len(body)):
             work = partial(work, partial(queue.check_num, num_reserved=1))

@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from everystop.core.errors import Draining, EngineDead
+from everystop.keys import KeyHash
 from everystop.observe.aftermath import COST_SHARE, TRACED_COST_SHARE, Aftermath
 from everystop.observe.history import DEFAULT_FINISHED, History
 from everystop.observe.stats import StatusLine
@@ -53,9 +55,11 @@ class Service:
         sock: socket.socket,
         load: Callable[[], ServedModel],
         *,
-        api_keys: Sequence[str] = (),
-        admin_keys: Sequence[str] = (),
+        api_keys: Sequence[KeyHash | str] = (),
+        admin_keys: Sequence[KeyHash | str] = (),
         tenants: Tenants | None = None,
+        allowed_hosts: Sequence[str] = (),
+        tls: ssl.SSLContext | None = None,
         explain_history: int = DEFAULT_FINISHED,
         slow_log_ms: float | None = None,
         max_request_s: float | None = None,
@@ -74,7 +78,8 @@ class Service:
         self.state.max_request_s = max_request_s
         self._sock = sock
         self._load = load
-        self._http = HttpServer(make_app(self.state, api_keys, tenants, admin_keys=admin_keys))
+        app = make_app(self.state, api_keys, tenants, admin_keys=admin_keys, allowed_hosts=allowed_hosts)
+        self._http = HttpServer(app, tls)
         self._shutdown_timeout_s = shutdown_timeout_s
         self._stats_interval_s = stats_interval_s
         self.state.stall_timeout_s = stuck_fail_s

@@ -82,7 +82,8 @@ class ServedModel:
 
     `fingerprint` names what determines an answer: version, model, arithmetic, instruction set. `num_blocks` is the size
     of the KV cache; `queue` bounds what may wait for a place to run. `tenant_names` are those that
-    metrics tell apart. `on_answered` is told of each HTTP request once its answer is done.
+    metrics tell apart. `on_answered` is told of each HTTP request once its answer is done. `is_chat_slow` tells that
+    `encode_chat` takes long even for little.
     """
 
     engine: ServedEngine
@@ -96,6 +97,7 @@ class ServedModel:
     queue: QueueLimits = field(default_factory=QueueLimits)
     tenant_names: tuple[str, ...] = ()
     on_answered: Callable[[Client], None] | None = None
+    is_chat_slow: Callable[[], bool] = lambda: False
 
     @property
     def limit_tokens(self) -> int:

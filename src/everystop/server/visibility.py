@@ -1,14 +1,15 @@
-"""Who may see which requests: one place decides for explanations, waiting reasons and the live page."""
+"""Who may see which requests: one place decides for explanations, waits, the live page and the prefix cache."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from starlette.types import Scope
 
 from everystop.core.errors import ConfigError
+from everystop.keys import KeyHash, hashed
 from everystop.observe.history import Client, History
 from everystop.observe.wording import number_name
 from everystop.tenants import Tenants
@@ -28,22 +29,38 @@ class Caller:
 ANYBODY = Caller("", "", sees_all=True)  # where no keys are set
 
 
-def callers(api_keys: Sequence[str], admin_keys: Sequence[str], tenants: Tenants) -> Mapping[str, Caller]:
+def callers(
+    api_keys: Iterable[KeyHash | str], admin_keys: Iterable[KeyHash | str], tenants: Tenants
+) -> Mapping[KeyHash, Caller]:
     """Who calls, by key. A tenant's keys are one owner, any other key is an owner of its own.
 
-    Raises ConfigError for a key that stands for an administrator and for somebody else.
+    Raises ConfigError for a key that stands for two.
     """
-    by_key = {key: Caller("", _owner_of(key), sees_all=False) for key in api_keys}
+    by_key = {key: Caller("", _owner_of(key), sees_all=False) for key in hashed(api_keys, "--api-key")}
     for name, tenant in tenants.by_name.items():
+        if any(key in by_key for key in tenant.keys):
+            raise ConfigError(f"a key of the tenant {name} is given without a tenant, too; give it one place")
         by_key |= dict.fromkeys(tenant.keys, Caller(name, f"tenant:{name}", sees_all=False))
-    if any(key in by_key for key in admin_keys):
+    administrators = hashed(admin_keys, "--admin-key")
+    if any(key in by_key for key in administrators):
         raise ConfigError("a key of --admin-key is among --api-key or the tenants' keys too; give it one place")
-    return by_key | dict.fromkeys(admin_keys, Caller("", "admin", sees_all=True))
+    return by_key | dict.fromkeys(administrators, Caller("", "admin", sees_all=True))
 
 
-def _owner_of(key: str) -> str:
-    """A stable name for the holder of a key, which does not give the key away."""
-    return "key:" + hashlib.sha256(b"owner:" + key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+def _owner_of(key: KeyHash) -> str:
+    """A stable name for the holder of a key, which does not give the key or its hash away."""
+    return "key:" + hashlib.sha256(b"owner:" + key.digest).hexdigest()[:16]
+
+
+def salt_of(caller: Caller, tenant: str, cache_salt: str) -> str:
+    """What the prefix cache is salted with: with keys, each owner and each tenant has a cache of its own, and in it one
+    for each `cache_salt` that a request brings. So no time to a first token tells what others have asked.
+
+    Lengths keep the parts apart: owner "a" with salt "b" is not owner "ab".
+    """
+    if caller is ANYBODY:
+        return cache_salt
+    return f"{len(caller.owner)}:{caller.owner};{len(tenant)}:{tenant};{cache_salt}"
 
 
 class Viewer:

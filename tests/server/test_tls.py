@@ -1,0 +1,136 @@
+"""HTTPS with a certificate made for tests, and what is said of certificates that cannot be used."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.server.parrot import ParrotServer, wait_until
+
+from everystop.cli.remote import Remote
+from everystop.config import Config
+from everystop.core.errors import ConfigError, RemoteError
+from everystop.server.http import MAX_HEADER_BYTES
+from everystop.server.tls import server_context
+
+FILES = Path(__file__).with_name("tls")
+CERT, KEY, OTHER_KEY, ENCRYPTED_KEY = (
+    str(FILES / name) for name in ("cert.pem", "key.pem", "other-key.pem", "encrypted-key.pem")
+)
+
+
+class TlsParrot(ParrotServer):
+    """A parrot that is asked over TLS."""
+
+    def connect(self) -> contextlib.AbstractContextManager[object]:  # type: ignore[override]
+        import http.client
+
+        return http.client.HTTPSConnection(
+            "127.0.0.1", self.port, timeout=20, context=ssl.create_default_context(cafile=CERT)
+        )  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def secure() -> Iterator[ParrotServer]:
+    with TlsParrot(tls=server_context(CERT, KEY)) as server:
+        yield server
+
+
+def test_requests_and_streams_go_through_tls(secure: ParrotServer) -> None:
+    assert secure.complete("abc")[1]["choices"][0]["text"] == "abc"
+    events = secure.events("/v1/completions", {"prompt": "abc"})
+    assert "".join(event["choices"][0]["text"] for event in events[:-1] if event["choices"]) == "abc"
+
+
+def test_a_client_that_leaves_frees_its_blocks(secure: ParrotServer) -> None:
+    with secure.held():
+        pass
+    wait_until(lambda: secure.num_free_blocks == secure.num_blocks)
+
+
+def connection(server: ParrotServer, context: ssl.SSLContext) -> ssl.SSLSocket:
+    return context.wrap_socket(
+        socket.create_connection(("127.0.0.1", server.port), timeout=10), server_hostname="localhost"
+    )
+
+
+def test_old_protocols_are_refused(secure: ParrotServer) -> None:
+    assert server_context(CERT, KEY).minimum_version == ssl.TLSVersion.TLSv1_2
+    context = ssl.create_default_context(cafile=CERT)
+    with connection(secure, context) as modern:
+        assert modern.version() in ("TLSv1.2", "TLSv1.3")
+    with pytest.warns(DeprecationWarning, match="TLS"):
+        context.minimum_version = ssl.TLSVersion.TLSv1
+    with pytest.warns(DeprecationWarning, match="TLS"):
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    with pytest.raises(OSError):
+        connection(secure, context)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"a" * 70_000, b"\x00" * 9]
+)
+def test_what_is_no_tls_is_cut_off_and_harms_nobody(secure: ParrotServer, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", secure.port), timeout=10) as plain, contextlib.suppress(OSError):
+        plain.sendall(sent)
+        plain.shutdown(socket.SHUT_WR)
+        while received := plain.recv(65536):
+            assert not received.startswith(b"HTTP/")
+    assert secure.get("/health")[0] == 200
+
+
+def test_bounds_hold_inside_tls(secure: ParrotServer) -> None:
+    with connection(secure, ssl.create_default_context(cafile=CERT)) as one, contextlib.suppress(OSError):
+        one.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 2 * MAX_HEADER_BYTES)
+        answer = one.recv(65536)
+        assert answer == b"" or answer.split()[1] in (b"400", b"431")
+    assert secure.get("/health")[0] == 200
+
+
+def test_commands_ask_over_https(secure: ParrotServer) -> None:
+    url = f"https://127.0.0.1:{secure.port}"
+    assert "version" in Remote(url, ca_file=CERT).get_json("/version")
+    message = next(Remote(url, ca_file=CERT).events("/ui/stream"))
+    assert "uptime_s" in message
+    with pytest.raises(RemoteError, match=r"is not trusted \(.+\); name its file with --ca-file"):
+        Remote(url).get_json("/version")
+    with pytest.raises(RemoteError):
+        Remote(f"http://127.0.0.1:{secure.port}").get_json("/version")
+
+
+def test_a_file_of_authorities_must_be_one_and_be_of_use() -> None:
+    with pytest.raises(ConfigError, match=r"--ca-file none\.pem cannot be used: No such file"):
+        Remote("https://localhost", ca_file="none.pem")
+    with pytest.raises(ConfigError, match="it is no PEM file"):
+        Remote("https://localhost", ca_file=__file__)
+    with pytest.raises(ConfigError, match="is no https URL"):
+        Remote("http://localhost", ca_file=CERT)
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "words"),
+    [
+        ("none.pem", KEY, ["--ssl-certfile none.pem cannot be read: No such file"]),
+        (CERT, "none.pem", ["--ssl-keyfile none.pem cannot be read: No such file"]),
+        (CERT, OTHER_KEY, ["other-key.pem", "they do not match"]),
+        (CERT, ENCRYPTED_KEY, ["encrypted-key.pem is encrypted", "openssl pkey"]),
+        (__file__, KEY, ["test_tls.py", "no PEM file"]),
+        (CERT, __file__, ["test_tls.py", "no PEM file"]),
+        (KEY, CERT, ["no PEM file"]),
+    ],
+)
+def test_what_cannot_be_used_is_named(cert: str, key: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        server_context(cert, key)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("options", [{"ssl_certfile": CERT}, {"ssl_keyfile": KEY}])
+def test_certificate_and_key_belong_together(options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="give both, or neither"):
+        Config(**options)  # type: ignore[arg-type]
