@@ -175,7 +175,6 @@ class ParrotServer:
         self._has_targets = options.pop("has_targets", False)
         self._gives_metrics = options.pop("gives_metrics", False)
         self._names_tenants = tenants is not None and tenants.user
-        self._recorder: Recorder | None = options.pop("recorder", None)
         self.load_gate = threading.Event()
         self.before_long_encode: Callable[[], None] = lambda: None
         if not options.pop("hold_loading", False):

@@ -181,6 +181,7 @@ def test_a_prompt_that_never_fits_is_refused_at_the_edge(monkeypatch: pytest.Mon
 def test_room_comes_back_at_once_when_clients_leave_though_the_engine_is_busy() -> None:
     gate, is_busy = threading.Event(), threading.Event()
     with parrot(max_num_seqs=1, max_num_queued_reqs=2) as server, contextlib.ExitStack() as stack:
+        server.runner.step_s = 0.005  # else the first one may have reached its last token by now
         clients = [stack.enter_context(server.held()) for _ in range(3)]
         wait_until(lambda: server.scheduler.num_waiting == 2)
         server.runner.before_step = lambda plan: (is_busy.set(), gate.wait(20), None)[2]
