@@ -92,6 +92,8 @@ class ParrotRunner:
         self._prompts: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
+        for request_id in (*plan.released, *plan.preempted):
+            del self._prompts[request_id]
         for admitted in plan.admitted:
             prompt = admitted.token_ids[: admitted.num_prompt_tokens]
             self._prompts[admitted.request_id] = (prompt, admitted.params)
@@ -173,7 +175,6 @@ class ParrotServer:
         self._has_targets = options.pop("has_targets", False)
         self._gives_metrics = options.pop("gives_metrics", False)
         self._names_tenants = tenants is not None and tenants.user
-        self._recorder: Recorder | None = options.pop("recorder", None)
         self.load_gate = threading.Event()
         self.before_long_encode: Callable[[], None] = lambda: None
         if not options.pop("hold_loading", False):
