@@ -169,7 +169,6 @@ class ParrotServer:
         self._policy_name = type(self._policy).__name__.lower()
         tenants = options.get("tenants")
         self._tenant_names = tuple(tenants.by_name) if tenants is not None else ()
-        self._recorder = options.pop("recorder", None)
         self._has_priorities = options.pop("has_priorities", False)
         self._has_targets = options.pop("has_targets", False)
         self._gives_metrics = options.pop("gives_metrics", False)
