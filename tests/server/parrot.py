@@ -92,6 +92,8 @@ class ParrotRunner:
         self._prompts: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
+        for request_id in (*plan.released, *plan.preempted):
+            del self._prompts[request_id]
         for admitted in plan.admitted:
             prompt = admitted.token_ids[: admitted.num_prompt_tokens]
             self._prompts[admitted.request_id] = (prompt, admitted.params)

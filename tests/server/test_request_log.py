@@ -77,13 +77,13 @@ def test_a_client_that_leaves_is_told_as_aborted() -> None:
 def test_failures_and_refusals_of_the_engine_carry_their_code() -> None:
     lines = Lines()
     with parrot(log_request=lines.write) as server:
-        assert server.complete("a", min_tokens=1, allowed_token_ids=[97], stop_token_ids=[97])[0] == 400
+        assert server.complete("a" * 2000)[0] == 400
         server.runner.spoil = lambda request_id, at: "non-finite logits" if at == 2 else None
         assert server.complete("abcd")[0] == 500
         assert server.events("/v1/completions", {"prompt": "abcd"})[-2]["error"]
-        told = lines.wait_for("request", 3)
+        told = lines.wait_for("request", 2)
+    assert [line["code"] for line in lines.called("refused")] == ["context_length_exceeded"]
     assert [(line["status"], line["code"], line["finish"]) for line in told] == [
-        (400, told[0]["code"], "error"),
         (500, "generation_failed", "error"),
         (200, "generation_failed", "error"),
     ]

@@ -127,6 +127,7 @@ _WIRE: dict[type, Wire] = {
 _TGI_STATUS = {400: 422, 500: 424}
 _TGI_TYPES = {
     401: "authentication",
+    403: "permission",
     424: "generation",
     429: "overloaded",
     500: "unknown",
