@@ -17,7 +17,7 @@ class ModelServer(ParrotServer):
     def __init__(self, **settings: Any) -> None:
         super().__init__()
         defaults: dict[str, Any] = {"threads": 2, "max_model_len": 1024, "max_num_seqs": 32, "block_size": 32}
-        self._opening = Opening(Config(port=0, **defaults | settings), self.port)
+        self._opening = Opening(Config(port=0, **defaults | settings), f"http://127.0.0.1:{self.port}")
 
     def _load(self) -> ServedModel:
         model = self._opening.load()

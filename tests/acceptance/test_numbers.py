@@ -571,6 +571,6 @@ def test_ac_38_bfloat16_is_widened_and_float16_refused(tmp_path: Path, monkeypat
     monkeypatch.setenv("EVERYSTOP_HOME", str(tmp_path / "home"))
     write_tokenizer(stored, sentencepiece_inner(), bos_token="<s>", eos_token="</s>")
     for dtype in ("float32", "int8"):
-        opening = Opening(Config(model=str(stored), dtype=dtype, max_num_seqs=2, threads=1), 1)
+        opening = Opening(Config(model=str(stored), dtype=dtype, max_num_seqs=2, threads=1), "http://127.0.0.1:1")
         opening.load().engine.stop()
         assert f"arithmetic {dtype}," in opening.screen()

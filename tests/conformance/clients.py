@@ -68,7 +68,7 @@ CLIENTS = {
         ClientKind("huggingface_hub", ("huggingface-hub==2.4.0",), _script("hub.py")),
         ClientKind("langchain-openai", ("langchain-openai==1.7.4",), _script("langchain_chat.py")),
         ClientKind("litellm", ("litellm==1.110.2",), _script("litellm_client.py")),
-        ClientKind("lm-eval", ("lm-eval[api]==0.4.13",), _lm_eval),
+        ClientKind("lm-eval", ("lm-eval[api]==0.4.13", "transformers==5.24.0"), _lm_eval),
         ClientKind("guidellm", ("guidellm==0.8.1",), _guidellm),
         ClientKind("aiperf", ("aiperf==0.13.0",), _aiperf),
     )

@@ -92,6 +92,8 @@ class ParrotRunner:
         self._prompts: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
+        for request_id in (*plan.released, *plan.preempted):
+            del self._prompts[request_id]
         for admitted in plan.admitted:
             prompt = admitted.token_ids[: admitted.num_prompt_tokens]
             self._prompts[admitted.request_id] = (prompt, admitted.params)
@@ -169,7 +171,6 @@ class ParrotServer:
         self._policy_name = type(self._policy).__name__.lower()
         tenants = options.get("tenants")
         self._tenant_names = tuple(tenants.by_name) if tenants is not None else ()
-        self._recorder = options.pop("recorder", None)
         self._has_priorities = options.pop("has_priorities", False)
         self._has_targets = options.pop("has_targets", False)
         self._gives_metrics = options.pop("gives_metrics", False)

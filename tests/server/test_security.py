@@ -67,9 +67,8 @@ def test_every_route_but_health_and_the_pages_needs_a_key(guarded: ParrotServer)
             assert status == 401, path
             assert headers["www-authenticate"] == "Bearer"
             if method != "HEAD":
-                refusal = json.loads(body)
-                code = refusal["error_type"] if path in TGI_PATHS else refusal["error"]["code"]
-                assert code in ("invalid_api_key", "authentication")
+                error = json.loads(body)["error"]
+                assert "a valid API key is needed" in (error if path in TGI_PATHS else error["message"])
 
 
 def test_what_is_open_says_next_to_nothing(guarded: ParrotServer) -> None:

@@ -7,7 +7,10 @@ import sys
 
 from tests.server.parrot import ParrotServer
 
+from everystop.observe import history
 from everystop.tenants import read_tenants
+
+history.RECENT_STEPS = 1_000  # fills in seconds, after which memory has no reason to grow
 
 
 def main() -> int:

@@ -73,7 +73,7 @@ class TokenPaths:
         with self._state.visit(), self._bodies.room() as take_room:
             body, model = await read_body(request, take_room), self._state.model
             job = partial(work, model, body, request.scope)
-            if len(body) <= INLINE_BYTES:
+            if len(body) <= INLINE_BYTES and not model.is_chat_slow():
                 answer = job()
             else:
                 answer = await asyncio.get_running_loop().run_in_executor(self._workers, job)
