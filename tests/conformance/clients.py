@@ -36,10 +36,11 @@ def _script(name: str) -> Callable[[Site], list[str]]:
 
 def _guidellm(site: Site) -> list[str]:
     return [
-        *("guidellm", "benchmark", "run", "--target", site.url, "--model", site.model),
-        *("--profile", "concurrent", "--rate", "2", "--max-requests", "6"),
-        *("--data", "prompt_tokens=16,output_tokens=8", "--processor", str(site.tokenizer)),
-        *("--output-dir", str(site.scratch), "--disable-console-interactive"),
+        *("guidellm", "run", "--backend", f"kind=openai_http,target={site.url},model={site.model}"),
+        *("--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=6"),
+        *("--data", "kind=synthetic_text,prompt_tokens=16,output_tokens=8"),
+        *("--tokenizer", f"kind=huggingface_auto,model={site.tokenizer}"),
+        *("--output", f"kind=json,path={site.scratch}/report.json", "--disable-console-interactive"),
     ]
 
 
