@@ -82,11 +82,12 @@ def check_ac_57(server: ParrotServer, how: str, deadline_s: float) -> None:
 
         server.runner.before_step = strike
         struck_s = time.monotonic()
-        healthy = server.get("/health")[0]
-        while healthy == 200 and time.monotonic() - struck_s < deadline_s:
-            time.sleep(0.02)
-            healthy = server.get("/health")[0]
-        assert healthy == 503, f"/health is {healthy} though the engine was {how}"
+        for path in ("/health", "/health/ready", "/health/live"):
+            status = server.get(path)[0]
+            while status == 200 and time.monotonic() - struck_s < deadline_s:
+                time.sleep(0.02)
+                status = server.get(path)[0]
+            assert status == 503, f"{path} is {status} though the engine was {how}"
         assert b"[DONE]" in stream.read(), "the streaming client waits for ever"
         waiter.join(deadline_s)
         assert answers, "the queued client waits for ever"
@@ -168,6 +169,8 @@ def check_ac_58_first_signal(server: Stoppable, send_signal: Any) -> None:
     streams = three_and_three(server, max_tokens=200)
     send_signal()
     wait_until(lambda: server.get("/health")[0] == 503)
+    assert server.get("/health/ready")[0] == 503
+    assert server.get("/health/live")[0] == 200, "who still serves is to be left alone"
     newcomer = Stream(server, max_tokens=1)
     newcomer.join(20)
     assert newcomer.status == 503

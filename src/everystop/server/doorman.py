@@ -10,7 +10,7 @@ from collections.abc import Set
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop.server.errors import Overloaded, dialect_of, error_response
-from everystop.server.http import announced_bytes
+from everystop.server.http_counts import announced_bytes
 from everystop.server.state import Phase, ServerState
 
 
@@ -25,7 +25,7 @@ class Doorman:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in self._paths and scope["method"] == "POST" and self._state.phase is Phase.READY:
             try:
-                self._state.board.queue.check_bytes(announced_bytes(scope), time.monotonic_ns())
+                self._state.board.queue.check_bytes(announced_bytes(scope["headers"]) or 0, time.monotonic_ns())
             except Overloaded as error:
                 await error_response(error, dialect_of(scope))(scope, receive, send)
                 return

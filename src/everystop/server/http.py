@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 import httptools
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from everystop.server.errors import BodyEncoded, BodyTooLarge, ClientGone, Overloaded
+from everystop.server.http_counts import announced_bytes
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -70,7 +71,7 @@ async def read_body(request: Request, take_room: Callable[[int], None]) -> bytes
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.strip().lower() not in ("identity", ""):
         raise BodyEncoded(f"content-encoding {encoding[:60]!r} is not supported; send the body as it is")
-    if announced_bytes(request.scope) > MAX_BODY_BYTES:
+    if (announced_bytes(request.scope["headers"]) or 0) > MAX_BODY_BYTES:
         raise _body_too_large()
     body = bytearray()
     try:
@@ -82,14 +83,6 @@ async def read_body(request: Request, take_room: Callable[[int], None]) -> bytes
     except ClientDisconnect:
         raise ClientGone from None
     return bytes(body)
-
-
-def announced_bytes(scope: Scope) -> int:
-    """How long the body is said to be; 0 where it is not said."""
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            return int(value) if value.isdigit() else 0
-    return 0
 
 
 def _body_too_large() -> BodyTooLarge:

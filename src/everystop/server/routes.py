@@ -36,7 +36,7 @@ from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams
 from everystop.server.origins import OriginGuard
 from everystop.server.prompt_report import PromptReport, report_of
-from everystop.server.prompts import PREPARE_WORKERS, Parse, Prepared, prepare
+from everystop.server.prompts import INLINE_BYTES, PREPARE_WORKERS, Parse, Prepared, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
 from everystop.server.request_ids import RequestIds
@@ -53,7 +53,6 @@ from everystop.server.ui import Ui
 from everystop.server.visibility import Viewer, caller_of, callers, salt_of
 from everystop.tenants import Tenants
 
-INLINE_BYTES = 8192
 GENERATIONS = frozenset({"/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream", "/"})
 
 
