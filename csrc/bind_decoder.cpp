@@ -200,8 +200,7 @@ SamplingSettings read_sampling(const nb::dict& d, int64_t num_valid_tokens) {
 // (logprob, rank, ((id, logprob), …))
 nb::tuple to_python(const TokenLogprobs& entry) {
   nb::list top;
-  for (int i = 0; i < entry.num_top; ++i)
-    top.append(nb::make_tuple(entry.top_ids[i], entry.top_logprobs[i]));
+  for (int i = 0; i < entry.num_top; ++i) top.append(nb::make_tuple(entry.top_ids[i], entry.top_logprobs[i]));
   return nb::make_tuple(entry.logprob, entry.rank, nb::tuple(top));
 }
 
@@ -462,11 +461,12 @@ void bind_decoder(nb::module_& m) {
       .def("set_blocks", &PyDecoder::set_blocks, "request_id"_a, "first_index"_a, "block_ids"_a,
            "Replaces or extends a request's block table from first_index on.")
       .def("release", &PyDecoder::release, "request_id"_a, "Forgets a request; unknown ids are ignored.")
-      .def("step", &PyDecoder::step, "rows"_a.noconvert(), "copies"_a.noconvert(), "num_padded_rows"_a = 0,
-           "prompts"_a.noconvert() = nb::none(),
-           "Runs one step over rows int64 [R, 5] after copies int32 [C, 2]; returns int32 [R]: the sampled "
-           "token, -1 for none, -2 where the logits were not finite. prompts int64 [P, 3], as (row, offset in "
-           "the row, count), are tokens behind which the prompt's next token is scored.")
+      .def(
+          "step", &PyDecoder::step, "rows"_a.noconvert(), "copies"_a.noconvert(), "num_padded_rows"_a = 0,
+          "prompts"_a.noconvert() = nb::none(),
+          "Runs one step over rows int64 [R, 5] after copies int32 [C, 2]; returns int32 [R]: the sampled "
+          "token, -1 for none, -2 where the logits were not finite. prompts int64 [P, 3], as (row, offset in "
+          "the row, count), are tokens behind which the prompt's next token is scored.")
       .def("prompt_logprobs", &PyDecoder::prompt_logprobs,
            "What the last step scored, in the order in which it was asked: [(logprob, rank, ((id, logprob), "
            "...)), ...].")

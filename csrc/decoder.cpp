@@ -80,7 +80,8 @@ Decoder::Decoder(DecoderConfig config, DecoderWeights weights)
       cache_({config_.num_kv_heads, config_.head_dim, config_.block_size, config_.dtype == Dtype::int8},
              config_.num_layers, config_.num_blocks),
       logits_stride_(round_up(config_.vocab_size, 16)),
-      logits_rows_(std::max(config_.max_num_seqs, std::min(kLeastLogitsRows, config_.max_num_batched_tokens))) {
+      logits_rows_(
+          std::max(config_.max_num_seqs, std::min(kLeastLogitsRows, config_.max_num_batched_tokens))) {
   const DecoderConfig& c = config_;
   const int64_t t = c.max_num_batched_tokens;
   const int64_t widest = std::max({c.hidden_size, c.q_size(), c.intermediate_size});
@@ -144,7 +145,8 @@ void Decoder::admit(int64_t request_id, RequestState state) {
   const int64_t vocab_size = state.num_prompt_logprobs < 0 ? config_.vocab_size : config_.num_valid_tokens;
   for (const int32_t id : state.token_ids) {
     if (id >= 0 && id < vocab_size) continue;
-    require(false, name + " has token " + std::to_string(id) + " of a vocabulary of " + std::to_string(vocab_size));
+    require(false,
+            name + " has token " + std::to_string(id) + " of a vocabulary of " + std::to_string(vocab_size));
   }
   take_blocks(state.block_table.data(), static_cast<int64_t>(state.block_table.size()));
   const SamplingSettings& sampling = state.sampling;
@@ -158,7 +160,8 @@ void Decoder::admit(int64_t request_id, RequestState state) {
   for (const std::vector<int32_t>& word : sampling.bad_words) {
     require(!word.empty(), name + " has an empty bad word");
     for (const int32_t id : word) {
-      require(id >= 0 && id < config_.num_valid_tokens, name + " has a bad word with token " + std::to_string(id));
+      require(id >= 0 && id < config_.num_valid_tokens,
+              name + " has a bad word with token " + std::to_string(id));
     }
   }
   require(sampling.allowed.empty() ||
@@ -254,8 +257,8 @@ void Decoder::add_row(const StepRow& row, RequestState& request) {
   num_tokens_ += row.num_tokens;
 }
 
-// Tokens [from, to) of a row whose logits are wanted: all that the last layer computes. They are wanted in the
-// order in which they lie in the packed axis.
+// Tokens [from, to) of a row whose logits are wanted: all that the last layer computes. They are wanted in
+// the order in which they lie in the packed axis.
 void Decoder::want_logits(const PlannedRow& row, int64_t from, int64_t to) {
   const int64_t first = static_cast<int64_t>(logits_tokens_.size());
   for (int64_t i = from; i < to; ++i) logits_tokens_.push_back(row.first_token + i);
@@ -515,7 +518,8 @@ void Decoder::forward(const StepRow* rows, int64_t num_rows, float* logits) {
 
 // ---------------------------------------------------------------------------------------- step
 
-// Throws unless each of `prompts` asks for prompt tokens with a next one, of a request that wants them scored.
+// Throws unless each of `prompts` asks for prompt tokens with a next one, of a request that wants them
+// scored.
 void Decoder::check_prompts(const PromptLogits* prompts, int64_t num_prompts) const {
   for (int64_t i = 0; i < num_prompts; ++i) {
     const PromptLogits& p = prompts[i];
@@ -543,12 +547,13 @@ int32_t Decoder::sample_row(int64_t row, const float* logits, int thread) {
 // False where the logits are not finite.
 bool Decoder::score(const Wanted& wanted, const float* logits) {
   const RequestState& request = *rows_[static_cast<size_t>(wanted.row)].request;
-  return score_token(logits, config_.num_valid_tokens, request.token_ids[static_cast<size_t>(wanted.position + 1)],
-                     request.num_prompt_logprobs, &prompt_logprobs_[static_cast<size_t>(wanted.score)]);
+  return score_token(logits, config_.num_valid_tokens,
+                     request.token_ids[static_cast<size_t>(wanted.position + 1)], request.num_prompt_logprobs,
+                     &prompt_logprobs_[static_cast<size_t>(wanted.score)]);
 }
 
-// Samples and scores by the first `count` rows of logits_, which belong to wanted_ from `first` on. A score that
-// cannot be had keeps rank 0.
+// Samples and scores by the first `count` rows of logits_, which belong to wanted_ from `first` on. A score
+// that cannot be had keeps rank 0.
 void Decoder::use_logits(int64_t first, int64_t count, int32_t* tokens) {
   team_.run(count, [&](int64_t i, int thread) {
     const Wanted& wanted = wanted_[static_cast<size_t>(first + i)];
@@ -583,7 +588,8 @@ void Decoder::take_tokens(int64_t num_rows, int64_t num_padded_rows, int32_t* to
 }
 
 void Decoder::step(const StepRow* rows, int64_t num_rows, const int32_t* copies, int64_t num_copies,
-                   int64_t num_padded_rows, const PromptLogits* prompts, int64_t num_prompts, int32_t* tokens) {
+                   int64_t num_padded_rows, const PromptLogits* prompts, int64_t num_prompts,
+                   int32_t* tokens) {
   plan_rows(rows, num_rows, num_padded_rows);
   check_prompts(prompts, num_prompts);
   copy_blocks(copies, num_copies);

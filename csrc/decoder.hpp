@@ -1,7 +1,7 @@
 // One parametric decoder (RMSNorm, rotary attention with grouped KV heads, SiLU-gated MLP) over a paged KV
 // cache, and the state of every request on board. It runs a whole step in one call: block copies, embedding,
 // layers, logits, sampling. The tokens of all rows lie in one packed axis of T; nothing is padded and nothing
-// is allocated in a step, but for the first one that scores a prompt.
+// is allocated in a step, but where one scores more tokens of prompts than any before.
 #pragma once
 
 #include <cstdint>
@@ -104,8 +104,8 @@ class Decoder {
   // Copies blocks (source, destination), computes all rows, and samples where logits_from < num_tokens. Per
   // row: tokens[r] is the sampled id, kNoToken or kFailedToken; logprobs()[r] is filled where the request
   // asks. A sampled token becomes the request's next one, except in the last num_padded_rows rows, whose
-  // results are thrown away. `prompts`, in the order of the rows, asks for scores: prompt_logprobs() has them, one
-  // after the other; a row of which one is not finite fails.
+  // results are thrown away. `prompts`, in the order of the rows, asks for scores: prompt_logprobs() has
+  // them, one after the other; a row of which one is not finite fails.
   void step(const StepRow* rows, int64_t num_rows, const int32_t* copies, int64_t num_copies,
             int64_t num_padded_rows, const PromptLogits* prompts, int64_t num_prompts, int32_t* tokens);
   const std::vector<TokenLogprobs>& logprobs() const { return logprobs_; }

@@ -76,7 +76,8 @@ bool SamplingSettings::changes_logits() const {
 }
 
 bool TokenHistory::output_ends_with(const std::vector<int32_t>& word, int64_t count) const {
-  return num_output_tokens() >= count && std::equal(word.begin(), word.begin() + count, ids + num_tokens - count);
+  return num_output_tokens() >= count &&
+         std::equal(word.begin(), word.begin() + count, ids + num_tokens - count);
 }
 
 SamplingScratch::SamplingScratch(int64_t n)

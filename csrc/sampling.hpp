@@ -1,8 +1,8 @@
 // Choosing one token from a row of logits, by one request's own settings and history.
 //
 // Order: logit bias, repetition penalty (prompt and output), presence and frequency penalties (output only),
-// masks (allowed ids, bad words, stop ids before min_tokens), then greedy, or temperature, top-k, top-p, min-p and one
-// draw. All filters cut the order "logit descending, id ascending"; ties go to the lowest id.
+// masks (allowed ids, bad words, stop ids before min_tokens), then greedy, or temperature, top-k, top-p,
+// min-p and one draw. All filters cut the order "logit descending, id ascending"; ties go to the lowest id.
 // Log-probabilities are those of the raw logits. Everything here is a function of the row, the settings and
 // the tokens before it.
 #pragma once
@@ -52,8 +52,8 @@ struct TokenHistory {
   bool output_ends_with(const std::vector<int32_t>& word, int64_t count) const;
 };
 
-// Log-probabilities of one token, sampled or given; `rank` is 1 for the first in the order "logit descending, id
-// ascending".
+// Log-probabilities of one token, sampled or given; `rank` is 1 for the first in the order "logit descending,
+// id ascending".
 struct TokenLogprobs {
   float logprob = 0.0f;
   int32_t rank = 0;

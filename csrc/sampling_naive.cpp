@@ -29,11 +29,13 @@ std::vector<float> changed_logits(const float* logits, int64_t n, const Sampling
     if ((settings.allowed[static_cast<size_t>(i / 32)] >> (i % 32) & 1u) == 0)
       x[static_cast<size_t>(i)] = -INFINITY;
   }
-  const std::vector<int32_t> output(history.ids + history.num_prompt_tokens, history.ids + history.num_tokens);
+  const std::vector<int32_t> output(history.ids + history.num_prompt_tokens,
+                                    history.ids + history.num_tokens);
   for (const std::vector<int32_t>& word : settings.bad_words) {
     std::vector<int32_t> attempt = output;
     attempt.push_back(word.back());
-    const bool comes_about = attempt.size() >= word.size() && std::equal(word.rbegin(), word.rend(), attempt.rbegin());
+    const bool comes_about =
+        attempt.size() >= word.size() && std::equal(word.rbegin(), word.rend(), attempt.rbegin());
     if (comes_about) x[static_cast<size_t>(word.back())] = -INFINITY;
   }
   if (history.num_output_tokens() < settings.min_tokens) {

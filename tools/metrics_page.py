@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from everystop.observe.catalogue import COUNTERS, GAUGES, HISTOGRAMS, TENANTS
-from everystop.observe.families import Family
+from everystop.observe.families import Family, Kind
 from everystop.observe.vllm_names import ALIASES, FAMILIES_OF_VLLM, PREFIX
 from everystop.server.edge_metrics import STATE_FAMILIES
 from everystop.server.http_counts import HTTP_FAMILIES
@@ -50,9 +50,13 @@ def vllm() -> str:
     return rows_of(("name", "is", "buckets"), rows)
 
 
+def _of_state(kind: Kind) -> list[Family[Any]]:
+    return [family for family in STATE_FAMILIES if family.kind is kind]
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    "gauges": lambda: own([*GAUGES, *STATE_FAMILIES[:-1]]),
-    "counters": lambda: own([*COUNTERS, STATE_FAMILIES[-1]]),
+    "gauges": lambda: own([*GAUGES, *_of_state(Kind.GAUGE)]),
+    "counters": lambda: own([*COUNTERS, *_of_state(Kind.COUNTER)]),
     "histograms": lambda: own(HISTOGRAMS),
     "tenants": lambda: own(TENANTS),
     "http": lambda: own(HTTP_FAMILIES),

@@ -237,7 +237,7 @@ def check_crash_folder(config: Config) -> Finding:
     """Whether a crash file could be kept."""
     if config.max_crash_files == 0:
         return Finding("crash files", Status.WARN, "none are kept", "raise --max-crash-files from 0")
-    folder = Path(config.crash_dir).expanduser() if config.crash_dir else Home.from_environment().root / "crashes"
+    folder = Home.from_environment().crash_folder(config.crash_dir)
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         return Finding("crash files", Status.WARN, f"{folder} cannot be written", "name another --crash-dir")

@@ -113,6 +113,7 @@ class Config:
         "key, or its hash, whose holder may also see what others' requests wait for and how they ran; may be repeated",
         group=NETWORK,
         parse=hash_key,
+        is_secret=True,
     )
     allowed_host: tuple[str, ...] = _setting(
         (),
@@ -121,7 +122,6 @@ class Config:
         "repeated",
         group=NETWORK,
         parse=str,
-        is_secret=True,
     )
     ssl_certfile: str | None = _setting(
         None, "--ssl-certfile", "PEM file with the certificate (and its chain): serve HTTPS", group=NETWORK

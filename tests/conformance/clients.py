@@ -36,10 +36,11 @@ def _script(name: str) -> Callable[[Site], list[str]]:
 
 def _guidellm(site: Site) -> list[str]:
     return [
-        *("guidellm", "benchmark", "run", "--target", site.url, "--model", site.model),
-        *("--profile", "concurrent", "--rate", "2", "--max-requests", "6"),
-        *("--data", "prompt_tokens=16,output_tokens=8", "--processor", str(site.tokenizer)),
-        *("--output-dir", str(site.scratch), "--disable-console-interactive"),
+        *("guidellm", "run", "--backend", f"kind=openai_http,target={site.url},model={site.model}"),
+        *("--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=6"),
+        *("--data", "kind=synthetic_text,prompt_tokens=16,output_tokens=8"),
+        *("--tokenizer", f"kind=huggingface_auto,model={site.tokenizer}"),
+        *("--output", f"kind=json,path={site.scratch}/report.json", "--disable-console-interactive"),
     ]
 
 
@@ -68,7 +69,7 @@ CLIENTS = {
         ClientKind("huggingface_hub", ("huggingface-hub==2.4.0",), _script("hub.py")),
         ClientKind("langchain-openai", ("langchain-openai==1.7.4",), _script("langchain_chat.py")),
         ClientKind("litellm", ("litellm==1.110.2",), _script("litellm_client.py")),
-        ClientKind("lm-eval", ("lm-eval[api]==0.4.13",), _lm_eval),
+        ClientKind("lm-eval", ("lm-eval[api]==0.4.13", "transformers==5.24.0"), _lm_eval),
         ClientKind("guidellm", ("guidellm==0.8.1",), _guidellm),
         ClientKind("aiperf", ("aiperf==0.13.0",), _aiperf),
     )

@@ -34,7 +34,7 @@ REQUESTS = HERE / "requests"
 ENVIRONMENTS = ROOT / "build" / "conformance"
 MODEL = "smollm2"
 CLIENT_S = 600
-QUIET = {"HF_HUB_OFFLINE": "0", "TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1"}
+QUIET = {"TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1"}
 
 
 def environment(kind: ClientKind, folder: Path) -> Path:

@@ -37,9 +37,12 @@ def test_the_hub_client_gets_through(server: ParrotServer) -> None:
 def test_the_openai_client_comes_back_after_429() -> None:
     """It waits as long as `Retry-After` says, and is answered when the queue has moved."""
     statuses: list[int] = []
-    with parrot(max_sequences=1) as server, openai.OpenAI(base_url=f"{url_of(server)}/v1", api_key="-") as client:
+    with (
+        parrot(max_num_seqs=1, max_num_queued_reqs=1) as server,
+        openai.OpenAI(base_url=f"{url_of(server)}/v1", api_key="-") as client,
+    ):
         client._client.event_hooks["response"] = [lambda response: statuses.append(response.status_code)]
-        with server.held():
+        with server.held(), server.held():  # one runs, one waits
             with pytest.raises(openai.RateLimitError) as caught:
                 client.with_options(max_retries=0).completions.create(model=MODEL, prompt="a")
             assert caught.value.code == "queue_full"

@@ -195,6 +195,7 @@ def test_choices_are_explained_each_and_the_headline_is_the_last_ones() -> None:
 
 def test_a_choice_of_the_same_request_is_no_stranger_and_not_itself() -> None:
     run = Run(max_num_seqs=2, max_num_batched_tokens=32)
+    run.history.add_client(Client("cmpl-0", "", 0, 2, 0, 0))
     run.add(0, 20, 6, n=2)
     run.finish()
     names = {mate.id for step in run.explain(0).steps for mate in step.mates}

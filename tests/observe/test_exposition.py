@@ -6,9 +6,10 @@ import pytest
 from prometheus_client import CollectorRegistry, core, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from everystop.core.durations import NS_PER_S
 from everystop.observe.exposition import head, sample
 from everystop.observe.families import Kind, Sum
-from everystop.observe.histogram import NS, Histogram
+from everystop.observe.histogram import Histogram
 
 
 def written(kind: Kind, labels: dict[str, str], value: float | Histogram | Sum, name: str = "name") -> str:
@@ -51,9 +52,9 @@ def test_lines_are_those_of_the_client_library(labels: dict[str, str]) -> None:
     summary = core.SummaryMetricFamily("name", TEXT, labels=names)
     summary.add_metric(values, 3, 12)
     assert written(Kind.SUMMARY, labels, Sum(3, 12)) == by_library(summary)
-    histogram = Histogram((0.5, 1.0, 2560.0), NS)
+    histogram = Histogram((0.5, 1.0, 2560.0), NS_PER_S)
     for seconds in (0.2, 0.5, 3, 9000):
-        histogram.add(round(seconds * NS))
+        histogram.add(round(seconds * NS_PER_S))
     family = core.HistogramMetricFamily("name", TEXT, labels=names)
     family.add_metric(values, buckets=histogram.cumulative(), sum_value=histogram.total)
     assert written(Kind.HISTOGRAM, labels, histogram) == by_library(family)

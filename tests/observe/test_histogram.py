@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from everystop.core.durations import NS_PER_S
 from everystop.observe import buckets
-from everystop.observe.histogram import NS, Histogram, geometric, merged, one_two_five
+from everystop.observe.histogram import Histogram, geometric, merged, one_two_five
 
 
 def test_bounds_are_inclusive() -> None:
@@ -20,7 +21,7 @@ def test_bounds_are_inclusive() -> None:
 
 def test_nanoseconds_sum_up_exactly_in_any_order() -> None:
     values = [10**15 + 1, 1, 3, 10**12 + 7] * 50
-    one, other = Histogram((1.0,), NS), Histogram((1.0,), NS)
+    one, other = Histogram((1.0,), NS_PER_S), Histogram((1.0,), NS_PER_S)
     for value in values:
         one.add(value)
     for value in sorted(values):
@@ -30,7 +31,7 @@ def test_nanoseconds_sum_up_exactly_in_any_order() -> None:
 
 
 def test_a_bound_is_met_to_the_nanosecond() -> None:
-    histogram = Histogram((0.1, 0.3), NS)
+    histogram = Histogram((0.1, 0.3), NS_PER_S)
     histogram.add(100_000_000)
     histogram.add(300_000_001)
     assert histogram.counts == [1, 0, 1]

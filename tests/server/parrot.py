@@ -171,12 +171,11 @@ class ParrotServer:
         self._policy_name = type(self._policy).__name__.lower()
         tenants = options.get("tenants")
         self._tenant_names = tuple(tenants.by_name) if tenants is not None else ()
-        self._recorder = options.pop("recorder", None)
         self._has_priorities = options.pop("has_priorities", False)
         self._has_targets = options.pop("has_targets", False)
         self._gives_metrics = options.pop("gives_metrics", False)
-        self._names_tenants = tenants is not None and tenants.user
         self._recorder: Recorder | None = options.pop("recorder", None)
+        self._names_tenants = tenants is not None and tenants.user
         self.load_gate = threading.Event()
         self.before_long_encode: Callable[[], None] = lambda: None
         if not options.pop("hold_loading", False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import resource
@@ -175,6 +176,55 @@ def test_as_many_connections_as_the_system_allows(monkeypatch: pytest.MonkeyPatc
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Wire:
+    """A transport that remembers what was written at once."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.is_closed
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+
+def test_the_head_of_an_answer_goes_with_what_follows_at_once() -> None:
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        wire = Wire()
+        joined: Any = http.JoinedHead(wire, loop)  # type: ignore[arg-type]
+        for data in (b"head ", b"first ", b"second "):
+            joined.write(data)
+        await asyncio.sleep(0)
+        assert wire.written == [b"head first ", b"second "]
+        wire = Wire()
+        joined = http.JoinedHead(wire, loop)  # type: ignore[arg-type]
+        joined.write(b"head ")
+        assert not wire.written
+        await asyncio.sleep(0)
+        joined.write(b"first ")
+        assert wire.written == [b"head ", b"first "]
+        wire = Wire()
+        joined = http.JoinedHead(wire, loop)  # type: ignore[arg-type]
+        joined.write(b"head ")
+        joined.close()
+        assert (wire.written, joined.is_closing()) == ([b"head "], True)
+        wire = Wire()
+        joined = http.JoinedHead(wire, loop)  # type: ignore[arg-type]
+        joined.write(b"head ")
+        wire.close()
+        await asyncio.sleep(0)
+        assert not wire.written, "nobody is there any more"
+
+    asyncio.run(play())
 
 
 @pytest.mark.parametrize("keep_alive", [b"", b"Connection: keep-alive\r\n"])

@@ -19,7 +19,8 @@ import pytest
 from tests.server.parrot import ParrotServer, parrot, wait_until
 from tests.server.test_security import raw, status_of
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
+ERROR_KEYS, TGI_ERROR_KEYS = {"message", "type", "param", "code"}, {"error", "error_type"}
 MIB = 1 << 20
 INSIDE = re.compile(
     r"0x[0-9a-fA-F]{4,}|Traceback|File \"|\.py\b|site-packages|/(?:home|usr|root|tmp|work|opt|var)/|object at "
@@ -85,7 +86,12 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "a message with a key of a megabyte": (CHAT, chat(messages=[{"role": "user", "content": "a", "x" * MIB: 1}])),
     "a template": (CHAT, chat(chat_template="{% for i in range(10**9) %}{% endfor %}")),
     "arguments of a template": (CHAT, chat(chat_template_kwargs={"x" * 99: "y" * MIB})),
-    "a template that tokenizes": (CHAT, chat(chat_template_kwargs={"tokenize": False, "chat_template": "{{ 1 }}"})),
+    "choices of a billion for TGI": (GENERATE, literally('{"inputs": "a", "parameters": {"best_of": 1000000000}}')),
+    "lists 100,000 deep for TGI": (GENERATE, around('{"inputs": "a", "parameters": ', "[", DEEP, "]" * DEEP + "}")),
+    "a text of 30 MB for TGI": (GENERATE, around('{"inputs": "', "a", 30 * MIB, '"}')),
+    "a key named twice for TGI": (GENERATE, literally('{"inputs": "a", "inputs": "b"}')),
+    "ids beyond the vocabulary to detokenize": ("/detokenize", literally('{"tokens": [1000000000]}')),
+    "a chat to tokenize of 10,000 messages": ("/tokenize", chat(messages=[{"role": "user", "content": "a"}] * 10_000)),
     "tools": (CHAT, chat(tools=[{"type": "function", "function": {"name": "x", "parameters": {"pattern": "(a+)+$"}}}])),
     "a grammar": (COMPLETIONS, completion(guided_regex="(a+)+$")),
     "a schema": (CHAT, chat(response_format={"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}})),
@@ -205,11 +211,11 @@ def test_hostile_body_is_refused_with_a_reason_and_nothing_of_the_inside(target:
     path, make = BODIES[name]
     with probed(target) as took_s:
         status, headers, answer = target.request("POST", path, make())
-    error = json.loads(answer)["error"]
+    error = json.loads(answer)
     assert 400 <= status < 500, answer[:500]
     assert status not in (401, 403, 405, 408)
     assert headers["content-type"] == "application/json"
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error if path == GENERATE else error["error"]) in (ERROR_KEYS, TGI_ERROR_KEYS)
     assert len(answer) < 2000, "an error repeats little of what was sent"
     assert INSIDE.search(answer.decode()) is None
     assert max(took_s) < 5, "the probe does not wait for it"

@@ -74,10 +74,10 @@ def test_parameters_of_tgi_are_described(server: ParrotServer) -> None:
 def test_generations_may_be_refused_in_these_ways(server: ParrotServer) -> None:
     paths = description_of(server)["paths"]
     assert set(paths["/v1/completions"]["post"]["responses"]) == {
-        "200", "400", "404", "413", "415", "429", "500", "503", "504"
+        "200", "400", "403", "404", "413", "415", "429", "500", "503", "504"
     }  # fmt: skip
     assert set(paths["/generate"]["post"]["responses"]) == {
-        "200", "400", "413", "415", "422", "424", "429", "500", "503", "504"
+        "200", "400", "403", "413", "415", "422", "424", "429", "500", "503", "504"
     }  # fmt: skip
     assert "Retry-After" in paths["/v1/completions"]["post"]["responses"]["429"]["headers"]
 
@@ -87,10 +87,11 @@ def test_keys_are_described_where_there_are_some(server: ParrotServer) -> None:
     with parrot(api_keys=("k",)) as guarded:
         assert guarded.get("/openapi.json")[0] == 401
         paths = description_of(guarded, {"authorization": "Bearer k"})["paths"]
-    assert paths["/v1/models"]["get"]["security"] == [{"key": []}]
-    assert "401" in paths["/v1/models"]["get"]["responses"]
-    assert "security" not in paths["/health"]["get"]
-    assert "401" not in paths["/health"]["get"]["responses"]
+    assert {"key": []} in paths["/v1/models"]["get"]["security"]
+    assert {"401", "403"} & set(paths["/v1/models"]["get"]["responses"]) == {"401"}
+    for path in ("/health", "/health/live", "/health/ready", "/ui"):
+        assert "security" not in paths[path]["get"]
+        assert not {"401", "403"} & set(paths[path]["get"]["responses"])
 
 
 def test_names_of_operations_are_unique(server: ParrotServer) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 from tests.server.parrot import ParrotServer, parrot
 
-from everystop.server.origins import host_name
+from everystop.server.origins import OriginGuard, host_name
 
 BODY = {"prompt": "a"}
 
@@ -96,3 +98,20 @@ def test_with_keys_any_host_and_page_may_ask_that_has_one() -> None:
 )
 def test_hosts_are_told_from_ports(authority: str, host: str) -> None:
     assert host_name(authority) == host
+
+
+def test_a_unix_socket_takes_any_host() -> None:
+    """No browser opens one, and a proxy in front passes on the name by which it is called itself."""
+    passed: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        passed.append(scope["path"])
+
+    async def send(message: Message) -> None:
+        passed.append(message["type"])
+
+    guard = OriginGuard(app, (), is_loopback=True)
+    for server in (("/run/everystop.sock", None), ("127.0.0.1", 8000)):
+        scope = {"type": "http", "path": "/", "server": server, "headers": [(b"host", b"llm.example")]}
+        asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
+    assert passed == ["/", "http.response.start", "http.response.body"]

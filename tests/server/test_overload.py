@@ -179,11 +179,13 @@ def test_a_prompt_that_never_fits_is_refused_at_the_edge(monkeypatch: pytest.Mon
 
 
 def test_room_comes_back_at_once_when_clients_leave_though_the_engine_is_busy() -> None:
-    gate = threading.Event()
+    gate, is_busy = threading.Event(), threading.Event()
     with parrot(max_num_seqs=1, max_num_queued_reqs=2) as server, contextlib.ExitStack() as stack:
+        server.runner.step_s = 0.005  # else the first one may have reached its last token by now
         clients = [stack.enter_context(server.held()) for _ in range(3)]
         wait_until(lambda: server.scheduler.num_waiting == 2)
-        server.runner.before_step = lambda plan: (gate.wait(20), None)[1]
+        server.runner.before_step = lambda plan: (is_busy.set(), gate.wait(20), None)[2]
+        assert is_busy.wait(20)
         refused(server)
         clients[2].close()
         wait_until(lambda: queue_of(server).num_reqs == 1)
@@ -254,7 +256,7 @@ def test_the_count_never_drifts_whoever_comes_and_goes(seed: int) -> None:
         with concurrent.futures.ThreadPoolExecutor(12) as pool:
             list(pool.map(visit, plans))
         wait_until(lambda: server.service.state.num_open == 0 and not server.scheduler.requests)
-        assert {200, 400, 429} <= statuses
+        assert {200, 429} <= statuses <= {200, 400, 429}
         queue = queue_of(server)
         wait_until(lambda: (queue.num_reqs, queue.num_tokens, queue.num_held) == (0, 0, 0))
         assert server.service.state.board.num_sequences == 0

@@ -81,9 +81,9 @@ def test_failures_and_refusals_of_the_engine_carry_their_code() -> None:
         server.runner.spoil = lambda request_id, at: "non-finite logits" if at == 2 else None
         assert server.complete("abcd")[0] == 500
         assert server.events("/v1/completions", {"prompt": "abcd"})[-2]["error"]
-        told = lines.wait_for("request", 3)
+        told = lines.wait_for("request", 2)
+    assert [line["code"] for line in lines.called("refused")] == ["context_length_exceeded"]
     assert [(line["status"], line["code"], line["finish"]) for line in told] == [
-        (400, "context_length_exceeded", "error"),
         (500, "generation_failed", "error"),
         (200, "generation_failed", "error"),
     ]

@@ -23,7 +23,7 @@ class SlowParrot(ParrotServer):
         self.threads: list[str] = []
         return replace(super()._load(), encode_chat=self._encode_chat, is_chat_slow=lambda: bool(self.threads))
 
-    def _encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def _encode_chat(self, messages: Sequence[Mapping[str, Any]], *_options: Any) -> list[int]:
         self.threads.append(threading.current_thread().name)
         time.sleep(RENDER_S)
         return list(messages[0]["content"].encode())

@@ -44,6 +44,18 @@ def ask(path: str, method: str = "GET", target: str = "/health", body: Any = Non
     return told
 
 
+def is_ready(path: str) -> bool:
+    connection = UnixConnection(path)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:  # nobody listens yet
+        return False
+    finally:
+        if connection.sock is not None:
+            connection.sock.close()
+
+
 def test_requests_and_streams_are_answered_at_a_path(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with listen_at_path(path) as sock:
         monkeypatch.setattr("tests.server.parrot.listen", lambda *_: sock)
@@ -127,8 +139,7 @@ def test_the_command_serves_the_model_at_a_path_and_removes_it(path: str) -> Non
         text=True,
     )
     try:
-        wait_until(lambda: os.path.exists(path), 120)
-        wait_until(lambda: ask(path)[0] == 200, 120)
+        wait_until(lambda: is_ready(path), 120)
         assert ask(path, target="/v1/models")[1].count(b'"id":') == 2
         for name in (b'"a"', b'"b"'):
             request = b'{"prompt": "Hi", "max_tokens": 1, "model": %b}' % name

@@ -47,6 +47,10 @@ class Home:
         path.mkdir(parents=True, exist_ok=True)
         return path
 
+    def crash_folder(self, chosen: str | None) -> Path:
+        """Where crash files go: to the folder that an operator has `chosen`, or else here; it may be missing."""
+        return self.root / "crashes" if chosen is None else Path(chosen).expanduser()
+
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Hold the lock `name` against every other thread and process; freed by the kernel if this one dies."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from everystop.core.durations import NS_PER_S
 from everystop.observe.families import Family, Kind, Value, alone, each
-from everystop.observe.histogram import NS
 from everystop.observe.metrics import Metrics, TenantCounts
 
 Read = Callable[[Metrics], Value]
@@ -146,7 +146,7 @@ COUNTERS: tuple[Family[Metrics], ...] = (
         "cause",
         "Time of requests that were answered, by its cause; others' prefill is a modelled share",
         "all events, at the end of an answer",
-        lambda m: {cause.value: ns / NS for cause, ns in m.blame_ns.items()},
+        lambda m: {cause.value: ns / NS_PER_S for cause, ns in m.blame_ns.items()},
     ),
     _counters(
         "request_blame_requests",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-NS = 1_000_000_000
 NEAR = 0.1  # a bound that lies closer to another one, in proportion, is left out
 
 

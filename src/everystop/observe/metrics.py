@@ -10,6 +10,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Sequence
 
+from everystop.core.durations import NS_PER_S
 from everystop.core.events import (
     AdmitEvent,
     ArrivalEvent,
@@ -24,7 +25,7 @@ from everystop.core.events import (
 from everystop.core.request import FinishReason
 from everystop.observe.buckets import TTFT_S
 from everystop.observe.causes import Cause
-from everystop.observe.histogram import NS, Histogram
+from everystop.observe.histogram import Histogram
 from everystop.observe.history import Client
 from everystop.observe.life import Life
 from everystop.observe.request_counts import COMPLETE, OpenRequest, RequestCounts
@@ -44,7 +45,7 @@ class TenantCounts:
         self.num_prompt_tokens = 0  # of requests that have brought a token
         self.num_generation_tokens = 0
         self.num_refused = 0
-        self.ttft = Histogram(TTFT_S, NS)
+        self.ttft = Histogram(TTFT_S, NS_PER_S)
 
 
 class Metrics:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from everystop.core.durations import NS_PER_S
 from everystop.core.events import ArrivalEvent, FinishEvent
 from everystop.core.request import FinishReason
 from everystop.observe.buckets import FEW, ITL_S, LATENCY_S, TTFT_S
-from everystop.observe.histogram import NS, Histogram, one_two_five
+from everystop.observe.histogram import Histogram, one_two_five
 from everystop.observe.history import Client
 
 COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
@@ -66,14 +67,14 @@ class RequestCounts:
 
     def __init__(self, max_model_len: int) -> None:
         sizes = one_two_five(max_model_len)
-        self.ttft = Histogram(TTFT_S, NS)
-        self.itl = Histogram(ITL_S, NS)
-        self.time_per_output_token = Histogram(ITL_S, NS)
-        self.e2e = Histogram(LATENCY_S, NS)
-        self.queue_time = Histogram(LATENCY_S, NS)
-        self.prefill_time = Histogram(LATENCY_S, NS)
-        self.decode_time = Histogram(LATENCY_S, NS)
-        self.inference_time = Histogram(LATENCY_S, NS)
+        self.ttft = Histogram(TTFT_S, NS_PER_S)
+        self.itl = Histogram(ITL_S, NS_PER_S)
+        self.time_per_output_token = Histogram(ITL_S, NS_PER_S)
+        self.e2e = Histogram(LATENCY_S, NS_PER_S)
+        self.queue_time = Histogram(LATENCY_S, NS_PER_S)
+        self.prefill_time = Histogram(LATENCY_S, NS_PER_S)
+        self.decode_time = Histogram(LATENCY_S, NS_PER_S)
+        self.inference_time = Histogram(LATENCY_S, NS_PER_S)
         self.prompt_tokens = Histogram(sizes)
         self.computed_prompt_tokens = Histogram(sizes)
         self.generation_tokens = Histogram(sizes)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from everystop.core.durations import NS_PER_S
 from everystop.core.events import StepEvent
 from everystop.observe.buckets import STEP_S, STEP_TOKENS
-from everystop.observe.histogram import NS, Histogram
+from everystop.observe.histogram import Histogram
 
 SLOT_STATES = ("prefill", "decode", "padding", "held_finished", "wasted", "idle")
 
@@ -32,8 +33,8 @@ class StepCounts:
         self.num_steps = 0
         self.num_over_target = 0
         self.target_s = 0.0
-        self.execute_time = Histogram(STEP_S, NS)
-        self.whole_time = Histogram(STEP_S, NS)
+        self.execute_time = Histogram(STEP_S, NS_PER_S)
+        self.whole_time = Histogram(STEP_S, NS_PER_S)
         self.tokens = Histogram(STEP_TOKENS)
         self.prefill_tokens = Histogram(STEP_TOKENS)
         self.decode_tokens = Histogram(STEP_TOKENS)
@@ -50,7 +51,7 @@ class StepCounts:
         self.num_steps += 1
         self.num_over_target += event.predicted_ns > event.target_ns
         if event.target_ns:
-            self.target_s = event.target_ns / NS
+            self.target_s = event.target_ns / NS_PER_S
         self.execute_time.add(event.execute_ns)
         self.whole_time.add(event.now_ns - began_ns)
         self.tokens.add(event.plan.num_tokens)

@@ -11,7 +11,7 @@ from typing import Protocol
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import Abort, StepOutput, Submit
-from everystop.server.errors import ClientGone, GenerationFailed, Overloaded, SlowReader
+from everystop.server.errors import GenerationFailed, Overloaded, SlowReader
 from everystop.server.prompt_report import PromptReport
 from everystop.server.queue import Queue
 from everystop.server.texts import Choice, ChoiceText, Part, Texts
@@ -199,10 +199,6 @@ class Board:
         """As `close`, and the reader ends with `error`."""
         self.close(generation, type(error))
         generation.fail(error)
-
-    def abandon(self, generation: Generation) -> None:
-        """The client has gone: as `close`, and the reader ends with ClientGone."""
-        self.end(generation, ClientGone())
 
     def fail_all(self, error: Exception) -> None:
         """End every generation with `error`, and abort what the engine may still run."""

@@ -127,6 +127,7 @@ _WIRE: dict[type, Wire] = {
 _TGI_STATUS = {400: 422, 500: 424}
 _TGI_TYPES = {
     401: "authentication",
+    403: "permission",
     424: "generation",
     429: "overloaded",
     500: "unknown",
@@ -142,20 +143,12 @@ def error_object(error: Exception, dialect: Dialect = Dialect.OPENAI) -> dict[st
     message = str(error) if known else "internal error; the server's log has the details"
     if dialect is Dialect.TGI:
         return _tgi_object(message, _status(wire, dialect))
-    return {
-        "error": {
-            "message": message,
-            "type": wire.kind,
-            "param": getattr(error, "param", None),
-            "code": getattr(error, "code", None) or wire.code,
-        }
-    }
+    code = getattr(error, "code", None) or wire.code
+    return _openai_object(message, wire.kind, code, getattr(error, "param", None))
 
 
 def code_of(error: Exception) -> str:
     """The error's code on the wire, or its kind where it has none."""
-    if isinstance(error, ClientGone):
-        return "client_gone"
     wire = _wire(error)
     return getattr(error, "code", None) or wire.code or wire.kind
 
@@ -174,6 +167,10 @@ class ErrorResponse(Response):
         scope["error_code"], scope["error"] = self._code, self._name
         note_start(scope, self.status_code, self.raw_headers)
         await super().__call__(scope, receive, send)
+
+
+def _openai_object(message: str, kind: str, code: str | None, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def _tgi_object(message: str, status: int) -> dict[str, Any]:
@@ -224,7 +221,7 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     code = HTTPStatus(error.status_code).name.lower()
     if dialect_of(request.scope) is Dialect.TGI:
         return _reply(error.status_code, _tgi_object(message, error.status_code), headers, code, code)
-    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+    body = _openai_object(message, "invalid_request_error", code)
     return _reply(error.status_code, body, headers, code, code)
 
 

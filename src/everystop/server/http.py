@@ -18,6 +18,7 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from everystop.server.errors import BodyEncoded, BodyTooLarge, ClientGone, Overloaded
+from everystop.server.http_counts import announced_bytes
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -70,7 +71,7 @@ async def read_body(request: Request, take_room: Callable[[int], None]) -> bytes
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.strip().lower() not in ("identity", ""):
         raise BodyEncoded(f"content-encoding {encoding[:60]!r} is not supported; send the body as it is")
-    if announced_bytes(request) > MAX_BODY_BYTES:
+    if (announced_bytes(request.scope["headers"]) or 0) > MAX_BODY_BYTES:
         raise _body_too_large()
     body = bytearray()
     try:
@@ -82,12 +83,6 @@ async def read_body(request: Request, take_room: Callable[[int], None]) -> bytes
     except ClientDisconnect:
         raise ClientGone from None
     return bytes(body)
-
-
-def announced_bytes(request: Request) -> int:
-    """How long the body is said to be; 0 where it is not said."""
-    announced = request.headers.get("content-length", "")
-    return int(announced) if announced.isdecimal() else 0
 
 
 def _body_too_large() -> BodyTooLarge:
@@ -110,6 +105,43 @@ class _UnframedSend:
         elif message["type"] == "http.response.body" and not self._has_length:
             self._cycle.expected_content_length = len(message.get("body", b""))
         await self._send(message)
+
+
+class JoinedHead:
+    """The transport of one answer: its head waits for what is written in the same turn of the loop, so that an answer
+    in one piece costs one system call, and whoever reads it wakes once.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+        self._has_begun = False
+
+    def write(self, data: bytes) -> None:
+        """Send, or keep what is written first until the next call of anything."""
+        if not self._has_begun:
+            self._has_begun, self._head = True, data
+            self._loop.call_soon(self._flush)
+        elif self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+        else:
+            self._transport.write(data)
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
+
+    def close(self) -> None:
+        """Send what waits, and no more."""
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """As the transport says."""
+        return self._transport.is_closing()
 
 
 class _LastSend:
@@ -222,6 +254,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope["has_left"] = self.transport.is_closing  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+        self.cycle.transport = JoinedHead(self.transport, self.loop)  # type: ignore[assignment]
         self._open_cycles.append(self.cycle)
         if self.scope["http_version"] == "1.0":
             self.cycle.send = _UnframedSend(self.cycle)  # type: ignore[method-assign]

@@ -10,9 +10,10 @@ from typing import Any
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from everystop.core.durations import NS_PER_S
 from everystop.observe.buckets import HTTP_S
 from everystop.observe.families import Family, Kind, Labelled, Sum
-from everystop.observe.histogram import NS, Histogram
+from everystop.observe.histogram import Histogram
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"
@@ -27,7 +28,7 @@ class HandlerCounts:
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
-        self.duration = Histogram(HTTP_S, NS)
+        self.duration = Histogram(HTTP_S, NS_PER_S)
         self.request_bytes = Sum(0, 0)
         self.response_bytes = Sum(0, 0)
 
@@ -105,7 +106,7 @@ class HttpCounter:
         counts = self._counts.of(self._handlers.name(scope), method)
         counts.statuses[status] += 1
         counts.duration.add(duration_ns)
-        num_bytes = _announced(scope["headers"])
+        num_bytes = announced_bytes(scope["headers"])
         if num_bytes is not None:
             counts.request_bytes = _with(counts.request_bytes, num_bytes)
         num_bytes = scope.get("content_length")
@@ -119,10 +120,11 @@ class HttpCounter:
 def note_start(scope: Scope, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
     """An answer begins: tell the counter, by the scope."""
     scope["status"] = status
-    scope["content_length"] = _announced(headers)
+    scope["content_length"] = announced_bytes(headers)
 
 
-def _announced(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+def announced_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """How long a body is said to be; None where it is not said."""
     for name, value in headers:
         if name == b"content-length":
             return int(value) if value.isdigit() else None

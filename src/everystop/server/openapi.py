@@ -37,7 +37,11 @@ def describe(routes: Sequence[BaseRoute], *, has_keys: bool) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": {"Error": answers.ERROR, "TgiError": answers.TGI_ERROR},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+                "api-key": {"type": "apiKey", "in": "header", "name": "api-key"},
+            },
         },
     }
 
@@ -72,7 +76,7 @@ def _operation(method: str, path: str, operation: Operation, *, has_keys: bool) 
         "operationId": _name(method, path),
         "tags": [operation.tag.value],
         "summary": operation.summary,
-        "responses": _responses(operation, needs_key=needs_key),
+        "responses": _responses(operation, 401 if needs_key else None if has_keys else 403),
     }
     if operation.parameters:
         described["parameters"] = [
@@ -82,7 +86,7 @@ def _operation(method: str, path: str, operation: Operation, *, has_keys: bool) 
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": operation.body}}}
     if needs_key:
-        described["security"] = [{"key": []}]
+        described["security"] = [{"key": []}, {"x-api-key": []}, {"api-key": []}]
     return described
 
 
@@ -92,8 +96,9 @@ def _name(method: str, path: str) -> str:
     return "_".join([method.lower(), *words])
 
 
-def _responses(operation: Operation, *, needs_key: bool) -> dict[str, Any]:
-    statuses = {400, 500, *operation.errors, *((401,) if needs_key else ())}
+def _responses(operation: Operation, guard: int | None) -> dict[str, Any]:
+    """By status; `guard` is the one for who may not come in, where somebody keeps the door."""
+    statuses = {400, 500, *operation.errors, *(() if guard is None else (guard,))}
     responses: dict[str, Any] = {
         "200": {"description": "Success", "content": {kind: {"schema": s} for kind, s in operation.answer.items()}}
     }

@@ -216,8 +216,7 @@ class Opening:
     def crash_files(self) -> CrashFiles:
         """Where crash files go, and what they say of the settings."""
         config = self.config
-        folder = self._home.root / "crashes" if config.crash_dir is None else Path(config.crash_dir).expanduser()
-        return CrashFiles(folder, config.max_crash_files, config.shown())
+        return CrashFiles(self._home.crash_folder(config.crash_dir), config.max_crash_files, config.shown())
 
     def screen(self) -> str:
         """What is served, how, and where."""

@@ -48,6 +48,7 @@ class Operation:
 WHY: Mapping[int, str] = {
     400: "The request cannot be honoured; the message says what to change",
     401: "No valid API key came with the request",
+    403: "The request comes from a page of another site, or under a foreign name of this host",
     404: "No such model, request or path",
     413: "The body is too large",
     415: "The body is compressed",
@@ -63,6 +64,14 @@ _GENERATION = (*_BODY, 404, 429, 504)
 _TGI_GENERATION = (*_BODY, 422, 424, 429, 504)
 _GENERATED = {JSON: answers.GENERATED}
 _STREAMED = {EVENTS: answers.EVENT}
+
+
+def _health(summary: str) -> Operation:
+    why = "Loading, draining, stuck or failed; no more than the word is said"
+    return Operation(
+        tag=Tag.OPERATIONS, summary=summary, answer={JSON: answers.HEALTH}, other_answers={503: why}, is_open=True
+    )
+
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
@@ -155,13 +164,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         answer={JSON: answers.EXPLANATION},
         errors=(404,),
     ),
-    ("GET", "/health"): Operation(
-        tag=Tag.OPERATIONS,
-        summary="Whether requests are taken",
-        answer={JSON: answers.HEALTH},
-        other_answers={503: "Loading, draining, stuck or failed; no more than the word is said"},
-        is_open=True,
-    ),
+    ("GET", "/health"): _health("Whether requests are taken and the engine gets on with them"),
+    ("GET", "/health/ready"): _health("The same as /health"),
+    ("GET", "/health/live"): _health("Whether the process gets on, or must be replaced"),
     ("GET", "/version"): Operation(tag=Tag.OPERATIONS, summary="The server's version", answer={JSON: answers.VERSION}),
     ("GET", "/metrics"): Operation(
         tag=Tag.OPERATIONS, summary="Metrics in Prometheus' text format", answer={PLAIN: answers.TEXT}

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from everystop.server.errors import Forbidden, error_response
+from everystop.server.errors import Forbidden, dialect_of, error_response
 
 _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")
 
@@ -30,13 +30,14 @@ class OriginGuard:
         self._is_loopback = is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._refusal(scope["headers"]) if scope["type"] == "http" else None
+        error = self._refusal(scope) if scope["type"] == "http" else None
         if error is None:
             await self._app(scope, receive, send)
         else:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, dialect_of(scope))(scope, receive, send)
 
-    def _refusal(self, headers: list[tuple[bytes, bytes]]) -> Forbidden | None:
+    def _refusal(self, scope: Scope) -> Forbidden | None:
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         for value in (value.decode("latin-1") for name, value in headers if name == b"origin"):
             authority = value.partition("://")[2].lower()
@@ -46,7 +47,9 @@ class OriginGuard:
                     "the server's own pages, or start it with --allowed-host for the name of yours",
                     code="origin_not_allowed",
                 )
-        if self._is_loopback and not all(self._is_own(host_name(host)) for host in hosts):
+        _, port = scope.get("server") or ("", None)
+        is_reachable = self._is_loopback and port is not None  # no browser opens a UNIX socket
+        if is_reachable and not all(self._is_own(host_name(host)) for host in hosts):
             return Forbidden(
                 "the Host header names a host that is not this machine; without keys only localhost and addresses are "
                 "served: start with --api-key, or with --allowed-host for that name",

@@ -16,6 +16,7 @@ from everystop.server.protocol import Accepted, Parsed
 from everystop.server.state import ServedModel
 
 PREPARE_WORKERS = 2  # threads for bodies that are too large for the event loop
+INLINE_BYTES = 8192  # of a body that is prepared on it
 MAX_TOKEN_BYTES = 256  # no token of any vocabulary stands for more characters
 
 Parse = Callable[[dict[str, Any], Accepted], Parsed]

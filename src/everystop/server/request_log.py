@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from everystop.core.durations import NS_PER_MS, NS_PER_S
 from everystop.observe.history import Answer, Client, History, Trail
 from everystop.observe.main_cause import main_cause
+from everystop.server.http_counts import LEFT
 from everystop.server.logs import Fields
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,6 @@ MAX_SAVED_NS = NS_PER_S // 20
 REFUSALS_PER_S = 5
 MAX_REFUSALS = 10  # in a row
 SUMMARY_NS = 10 * NS_PER_S
-LEFT_STATUS = 499  # never sent: the client closed the connection before an answer had begun
 MAX_PATH_CHARS = 100
 QUIET_PATHS = ("/health",)
 
@@ -61,7 +61,6 @@ class RefusalWatch:
 
 def _refusal(scope: Scope, status: int) -> Refusal:
     code = scope.get("error_code", "server_error" if status == 500 else "")
-    status = LEFT_STATUS if code == "client_gone" else status
     return Refusal(scope["method"], scope["path"][:MAX_PATH_CHARS], scope.get("given_name", ""), status, code)
 
 
@@ -141,7 +140,7 @@ class RequestLog:
 
     def _tell(self, client: Client, cause: str | None) -> None:
         answer = client.answer or Answer()
-        status = answer.status or LEFT_STATUS
+        status = answer.status or LEFT
         if status >= 400 and not answer.num_output_tokens and not self._may_tell(status, answer.error_code):
             return
         fields: dict[str, Any] = {"id": client.name}

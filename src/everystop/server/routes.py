@@ -27,15 +27,16 @@ from everystop.server import protocol, tgi
 from everystop.server.auth import KeyGuard
 from everystop.server.board import Generation, MakeChoice
 from everystop.server.deadline import Deadline
+from everystop.server.doorman import Doorman
 from everystop.server.edge_metrics import edge_sheets
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
-from everystop.server.http import Bodies, announced_bytes, read_body
+from everystop.server.http import Bodies, read_body
 from everystop.server.http_counts import HttpCounter
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams
 from everystop.server.origins import OriginGuard
 from everystop.server.prompt_report import PromptReport, report_of
-from everystop.server.prompts import PREPARE_WORKERS, Parse, Prepared, prepare
+from everystop.server.prompts import INLINE_BYTES, PREPARE_WORKERS, Parse, Prepared, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
 from everystop.server.request_ids import RequestIds
@@ -52,7 +53,7 @@ from everystop.server.ui import Ui
 from everystop.server.visibility import Viewer, caller_of, callers, salt_of
 from everystop.tenants import Tenants
 
-INLINE_BYTES = 8192
+GENERATIONS = frozenset({"/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream", "/"})
 
 
 def make_app(
@@ -96,7 +97,12 @@ def make_app(
             Route("/ui/stream", endpoints.live, methods=["GET"]),
             *ui.routes(),
         ],
-        middleware=[Middleware(RefusalWatch, refused=state.refused), Middleware(RequestIds), *guards],
+        middleware=[
+            Middleware(RefusalWatch, refused=state.refused),
+            Middleware(RequestIds),
+            *guards,
+            Middleware(Doorman, state=state, paths=GENERATIONS),
+        ],
         exception_handlers={
             EverystopError: handle_error,
             ClientGone: handle_error,
@@ -201,7 +207,6 @@ class Endpoints:
 
     async def _complete(self, request: Request, parse: Parse) -> ASGIApp:
         model, queue = self._state.model, self._state.board.queue
-        queue.check_bytes(announced_bytes(request), time.monotonic_ns())  # a refusal costs no reading
         with self._bodies.room() as take_room:
             body = await read_body(request, take_room)
             read_ns = request.scope.get("received_ns") or time.monotonic_ns()

@@ -26,7 +26,7 @@ from everystop.server.listener import is_loopback
 from everystop.server.request_log import RequestLog, Write
 from everystop.server.routes import make_app
 from everystop.server.slow_log import SlowLog
-from everystop.server.state import STALL_TIMEOUT_S, Phase, ServedModel, ServerState
+from everystop.server.state import ENGINE_FAILED, STALL_TIMEOUT_S, Phase, ServedModel, ServerState
 from everystop.server.supervisor import Supervisor
 from everystop.server.tracing import Tracer
 from everystop.server.watchdog import Watchdog
@@ -190,7 +190,7 @@ class Service:
         then = "the server ends" if self._exits_on_failure else "/health answers 503 until a restart"
         self._say(f"the engine has failed ({type(error).__name__}: {error}): {then}")
         self._watchdog.engine_failed(error)
-        self.state.board.fail_all(EngineDead("the engine has failed; the server must be restarted"))
+        self.state.board.fail_all(EngineDead(ENGINE_FAILED))
         if self.state.metrics is not None:
             self.state.metrics.forget_running()
         if self._exits_on_failure:

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 STUCK_HEALTH_S = 4.0
 STALL_TIMEOUT_S = 30.0
+LOADING = "the model is being loaded; try again in a moment"
+ENGINE_FAILED = "the engine has failed; the server must be restarted"
 
 
 class ServedEngine(EngineLike, Protocol):
@@ -162,14 +164,14 @@ class ServerState:
     def model(self) -> ServedModel:
         """The served model; raises Loading before there is one."""
         if self._model is None:
-            raise Loading("the model is being loaded; try again in a moment")
+            raise Loading(LOADING)
         return self._model
 
     @property
     def board(self) -> Board:
         """The board of running generations; raises Loading."""
         if self._board is None:
-            raise Loading("the model is being loaded; try again in a moment")
+            raise Loading(LOADING)
         return self._board
 
     @property
@@ -213,9 +215,9 @@ class ServerState:
         if self.phase is Phase.DRAINING:
             raise Draining("the server is shutting down; send the request to another one, or later")
         if self.phase is Phase.FAILED:
-            raise EngineDead("the engine has failed; the server must be restarted")
+            raise EngineDead(ENGINE_FAILED)
         if self.phase is Phase.LOADING:
-            raise Loading("the model is being loaded; try again in a moment")
+            raise Loading(LOADING)
 
     @contextmanager
     def visit(self) -> Iterator[None]:

@@ -25,7 +25,6 @@ from everystop.server.state import ServedModel, ServerState
 from everystop.server.texts import token_text
 
 MAX_TOKENS = 1 << 20
-INLINE_BYTES = 8192
 
 _ANY_TEXT = fields.string(2**31).read
 _CHAT_NAMES = ("model", "messages", "add_generation_prompt", "continue_final_message", "add_special_tokens", "tools",
@@ -73,7 +72,7 @@ class TokenPaths:
         with self._state.visit(), self._bodies.room() as take_room:
             body, model = await read_body(request, take_room), self._state.model
             job = partial(work, model, body, request.scope)
-            if len(body) <= INLINE_BYTES:
+            if len(body) <= prompts.INLINE_BYTES and not model.is_chat_slow():
                 answer = job()
             else:
                 answer = await asyncio.get_running_loop().run_in_executor(self._workers, job)

@@ -17,7 +17,7 @@ from typing import Any
 from everystop.core.durations import NS_PER_S
 from everystop.server.crash_file import Crash, CrashFiles, Snapshot
 from everystop.server.logs import exception_fields
-from everystop.server.state import ServerState
+from everystop.server.state import Phase, ServerState
 
 logger = logging.getLogger("everystop.watchdog")
 
@@ -101,7 +101,7 @@ class Watchdog:
 
     def _look_at_engine(self) -> None:
         silent_s, limit_s, now_ns = self._state.silent_s(), self._state.stall_timeout_s, time.monotonic_ns()
-        if self._state.live()[1] == "failed":
+        if self._state.phase is Phase.FAILED:
             return
         if silent_s > limit_s and not self._stalled_since_ns:
             self._stalled_since_ns = now_ns - round(silent_s * NS_PER_S)

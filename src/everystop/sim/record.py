@@ -89,7 +89,7 @@ class Record:
                 header["policy"],
                 PolicySettings.from_data(header),
                 Limits(**{"admission": "greedy"} | header["limits"]),
-                header["kv"],
+                _numbers(header["kv"]),
                 _step_times(header.get("step_times", {})),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -115,18 +115,9 @@ class Record:
             raise ValueError(kind)
 
     def make_scheduler(self, policy: Policy | None = None, step_times: StepTimeModel | None = None) -> Scheduler:
-        """A scheduler as the recorded one was at its start, by default with its own policy and step times.
-
-        Raises RecordError for a header that describes none.
-        """
+        """A scheduler as the recorded one was at its start, by default with its own policy and step times."""
         policy = policy or make_policy(self.policy, self.policy_settings)
-        try:
-            kv_cache = KVCache(**self.kv)
-        except (AssertionError, TypeError, ValueError) as error:
-            raise RecordError(
-                f"{self.path} has a header that describes no KV cache ({error}); record the run anew"
-            ) from error
-        return Scheduler(self.limits, kv_cache, policy, step_times or self.step_times)
+        return Scheduler(self.limits, KVCache(**self.kv), policy, step_times or self.step_times)
 
     def make_request(self, call: list[Any], max_tokens: int | None) -> Request:
         """The request of an `add`, with filler for a prompt and the recorded keys."""
@@ -156,6 +147,14 @@ class Record:
     def _stand_in(self, request_id: int) -> list[bytes]:
         """Keys of a request that never ended, or not before the record was cut off: they match nobody's."""
         return [b"lost with request %d" % request_id] if self.is_truncated else []
+
+
+def _numbers(data: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a KV cache; raises TypeError for what is no number, true or false."""
+    for name, value in data.items():
+        if not isinstance(value, int):
+            raise TypeError(f"{name} is {value!r}")
+    return data
 
 
 def _step_times(data: dict[str, float]) -> StepTimeModel:
