@@ -281,6 +281,14 @@ def test_headers_without_end_are_cut_off(server: ParrotServer, head: bytes) -> N
     assert server.get("/health")[0] == 200
 
 
+@pytest.mark.parametrize("num_bytes", [66_000, 140_000, 200_000])
+def test_large_headers_that_are_whole_are_refused_as_well(server: ParrotServer, num_bytes: int) -> None:
+    head = b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * num_bytes + b"\r\nConnection: close\r\n\r\n"
+    answer = raw(server, head)
+    assert answer == b"" or status_of(answer) == 431
+    assert server.get("/health")[0] == 200
+
+
 def test_headers_within_the_bound_are_taken(server: ParrotServer) -> None:
     assert server.get("/health", {"x-long": "a" * (MAX_HEADER_BYTES // 2)})[0] == 200
 

@@ -172,6 +172,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _header_bytes = 0
     _in_headers = True
     _has_begun = False
+    _has_large_headers = False
     _passes_over = False
     _deadline: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
@@ -201,8 +202,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             while data:
                 data = self._feed(data)
         except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
-        if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            if not self._has_large_headers:
+                self.send_400_response("Invalid HTTP request received.")
+        is_large = self._has_large_headers or (self._in_headers and self._header_bytes > MAX_HEADER_BYTES)
+        if is_large and not self.transport.is_closing():
             self.transport.write(_TOO_LARGE)
             self.transport.close()
 
@@ -251,6 +254,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._passes_over:
             return
         self._in_headers = False
+        if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > MAX_HEADER_BYTES:
+            self._has_large_headers = True  # the whole block came in one piece
+            raise ValueError("the headers are too large")  # which stops the parser
         self.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope["has_left"] = self.transport.is_closing  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
