@@ -146,7 +146,7 @@ def test_what_cannot_finish_gets_an_error_event(how: str) -> None:
 
 def test_a_full_queue_refuses_and_recovers() -> None:
     with parrot(max_num_seqs=2, max_num_queued_reqs=8) as server:
-        server.runner.step_s = 0.002
+        server.runner.step_s = 0.01
         streams = [Stream(server, ignore_eos=True, n=2) for _ in range(5)]
         wait_until(lambda: server.service.state.board.num_sequences == 10)
         for _ in range(300):

@@ -80,7 +80,8 @@ def test_client_that_leaves_and_one_that_is_refused_are_explained(served: Server
             name = answer.headers["x-request-id"]
             answer.readline()
     assert explained(served, name)["state"] == "aborted"
-    status, name, _ = post(served, {"prompt": TEXT, "max_tokens": 5000})
+    fields = {"min_tokens": 2, "max_tokens": 9, "allowed_token_ids": [2]}  # <|im_end|> alone, and not yet
+    status, name, _ = post(served, {"prompt": TEXT, **fields})
     assert status == 400
     assert explained(served, name)["state"] == "refused"
 

@@ -186,10 +186,15 @@ def test_client_that_leaves_ends_its_request_when_the_server_sees_it_go(stream: 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    "fields", [{"max_tokens": 5000}, {"min_tokens": 2, "max_tokens": 9, "allowed_token_ids": [256]}]
-)
-def test_refused_request_is_explained_too(server: ParrotServer, fields: dict[str, Any], stream: bool) -> None:
+def test_request_that_can_never_fit_is_refused_before_it_is_one(server: ParrotServer, stream: bool) -> None:
+    status, name, answer = send(server, {"prompt": "abc", "stream": stream, "max_tokens": 5000})
+    assert (status, name) == (400, ""), "there is nothing to ask about: the answer has all the numbers"
+    assert "5,000" in json.loads(answer)["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_that_the_engine_refuses_is_explained_too(server: ParrotServer, stream: bool) -> None:
+    fields = {"min_tokens": 2, "max_tokens": 9, "allowed_token_ids": [256]}
     counted = server.service.state.metrics.refused  # type: ignore[union-attr]
     num_before = counted.total()
     status, name, answer = send(server, {"prompt": "abc", "stream": stream, **fields})

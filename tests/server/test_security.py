@@ -175,6 +175,7 @@ def test_a_hash_lets_its_key_in_and_is_none_itself() -> None:
             assert server.get("/v1/models", {"x-api-key": digest.removeprefix("sha256:")})[0] == 401
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of other modules' objects, which the search looks at
 def test_no_plain_key_is_kept_in_memory() -> None:
     """Of all that the collector knows of the running server, nothing holds the key's text."""
     key = "sk-" + "plain-" * 3 + "text"
