@@ -12,6 +12,7 @@ from tests.server.parrot import ParrotServer, parrot
 from everystop.server.openapi import operations_of
 from everystop.server.operations import OPERATIONS
 from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS
+from everystop.server.routes import GENERATIONS
 from everystop.server.tgi import COMPAT_FIELDS, GENERATE_PARAMETERS
 
 
@@ -150,3 +151,7 @@ def test_tools_images_and_formats_are_refused_by_name(server: ParrotServer) -> N
     status, answer = server.chat([{"role": "user", "content": image}])
     assert status == 400
     assert answer["error"]["param"].startswith("messages[0]")
+
+
+def test_the_door_knows_every_path_that_generates() -> None:
+    assert {path for (_, path), operation in OPERATIONS.items() if 429 in operation.errors} == GENERATIONS
