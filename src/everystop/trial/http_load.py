@@ -138,9 +138,10 @@ class Load:
                 await asyncio.gather(*tasks, *(self._at_its_time(i) for i in timed))
         except TimeoutError:
             self._break_off()
+        finally:
+            for connection in connections:
+                connection.close()
         self._run.cpu_s = time.process_time() - cpu_s
-        for connection in connections:
-            connection.close()
         return self._run
 
     def _break_off(self) -> None:
