@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import tracemalloc
@@ -400,7 +401,10 @@ def test_empty_trace_has_zeros() -> None:
 
 
 def test_memory_does_not_grow_with_the_trace() -> None:
+    """The least of three runs, since tracemalloc also counts what other threads allocate meanwhile."""
+
     def peak(num: int) -> int:
+        gc.collect()
         tracemalloc.start()
         run((traced(2 * i, 40, 3) for i in range(num)), num_blocks=20, check=False)
         _, most = tracemalloc.get_traced_memory()
@@ -408,7 +412,8 @@ def test_memory_does_not_grow_with_the_trace() -> None:
         return most
 
     peak(100)
-    assert peak(2_000) < 1.2 * peak(200)
+    few, many = (min(peak(num) for _ in range(3)) for num in (200, 2_000))
+    assert many - few < 16 * 1_800, "something is kept for each request"
 
 
 def test_histogram_is_within_its_bound() -> None:
