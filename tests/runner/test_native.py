@@ -387,12 +387,12 @@ def test_an_engine_outlives_a_request_that_cannot_be_taken() -> None:
         engine.submit(
             Submit(engine.allocate_ids(1), (1, 2, 3), SamplingParams(allowed_token_ids=(10**6,), max_tokens=9))
         )
-        (failed,) = outputs.get(timeout=20)
+        (failed,) = outputs.get(timeout=60)
         assert failed.finish_reason == "error"
         assert NOT_TAKEN in str(failed.error)
         assert kv.pool.num_free == 8
         engine.submit(Submit(engine.allocate_ids(1), (1, 2, 3), SamplingParams(max_tokens=1)))
-        (served,) = outputs.get(timeout=20)
+        (served,) = outputs.get(timeout=60)
         assert (served.finish_reason, len(served.token_ids)) == ("length", 1)
     finally:
         engine.stop()

@@ -238,7 +238,7 @@ def test_http_requests_are_counted_by_route_method_and_status() -> None:
             }
 
         with contextlib.suppress(AssertionError):  # an answer is there a moment before it is counted
-            wait_until(lambda: counted() == (expected, errors), 2)
+            wait_until(lambda: counted() == (expected, errors), 20)
         assert counted() == (expected, errors)
 
 

@@ -158,7 +158,7 @@ def test_a_drain_tells_of_its_last_requests() -> None:
     with parrot(log_request=lines.write) as server:
         server.runner.step_s = 0.005
         stream = Stream(server, ignore_eos=True, max_tokens=30)
-        assert stream.started.wait(20)
+        assert stream.started.wait(60)
         server.stop()
         server.join()
         assert [line["output_tokens"] for line in lines.called("request")] == [30]
