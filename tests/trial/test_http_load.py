@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import signal
 import socket
 from pathlib import Path
@@ -28,7 +27,7 @@ from tests.trial.fake_server import (
 from everystop.observe.distribution import distribution_ms, percentile
 from everystop.sim.workloads import Job, Workload
 from everystop.trial.http_client import EventSplitter, Target
-from everystop.trial.http_load import LoadError, Run, _unless_interrupted, run_load
+from everystop.trial.http_load import Load, LoadError, Run, run_load
 
 STREAM = b": a comment\n\ndata: one\n\ndata:two\r\n\r\nid: 7\ndata: three\ndata: lines\n\ndata: \xe2\x80\xa8\n\n"
 
@@ -279,16 +278,41 @@ def test_the_command_prints_and_writes_and_fails_where_a_request_failed(
         assert main(["--url", server.url, "--workload", str(path)]) == 1
 
 
-def test_ctrl_c_ends_a_load_without_a_traceback_of_the_event_loop(capfd: pytest.CaptureFixture[str]) -> None:
-    async def load() -> Run:
-        os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.sleep(30)
-        raise AssertionError("the load went on")
+class PressingLoop(uvloop.Loop):  # type: ignore[misc]
+    """Is interrupted when everything is over but its own end."""
 
+    def close(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+        super().close()
+        signal.raise_signal(signal.SIGINT)
+
+
+async def go_on(load: Load) -> Run:
+    signal.raise_signal(signal.SIGINT)
+    await asyncio.sleep(300)
+    raise AssertionError("the load went on")
+
+
+async def end(load: Load) -> Run:
+    signal.raise_signal(signal.SIGINT)
+    return load._run
+
+
+async def end_undisturbed(load: Load) -> Run:
+    return load._run
+
+
+@pytest.mark.parametrize(("play", "loop"), [(go_on, uvloop.Loop), (end, uvloop.Loop), (end_undisturbed, PressingLoop)])
+def test_ctrl_c_ends_a_load_without_a_traceback_of_the_event_loop(
+    play: Any, loop: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its midst, in the turn in which it ends, and while its loop is put away."""
+    monkeypatch.setattr(Load, "run", play)
+    monkeypatch.setattr("everystop.trial.http_load.uvloop.new_event_loop", loop)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            assert runner.run(_unless_interrupted(load())) is None
+        with pytest.raises(KeyboardInterrupt):
+            run_load(make_workload(), Target(url="http://127.0.0.1:1"))
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)

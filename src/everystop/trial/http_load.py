@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import signal
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from everystop.core.errors import EverystopError
 from everystop.observe.distribution import distribution_ms
 from everystop.sim.workloads import Workload
 from everystop.trial.http_client import Connection, Record, Target
+from everystop.trial.interrupts import Interrupt, delayed_interrupts
 
 
 class LoadError(EverystopError):
@@ -79,26 +78,19 @@ def run_load(
 
     Ctrl-C ends the load and raises KeyboardInterrupt.
     """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        run = runner.run(_unless_interrupted(Load(workload, target, num_clients, progress).run()))
+    load = Load(workload, target, num_clients, progress)
+    with delayed_interrupts() as interrupt, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        run = runner.run(_unless_interrupted(load.run(), interrupt))
     if run is None:
         raise KeyboardInterrupt
     return run
 
 
-async def _unless_interrupted(load: Coroutine[Any, Any, Run]) -> Run | None:
-    """The run, or None after Ctrl-C: an exception out of a signal's handler would leave the event loop in pieces."""
-    task = asyncio.create_task(load)
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        return await task
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, task.cancel)
-    try:
-        await asyncio.wait([task])
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        signal.signal(signal.SIGINT, before)
+async def _unless_interrupted(load: Coroutine[Any, Any, Run], interrupt: Interrupt) -> Run | None:
+    """The run, or None where Ctrl-C has cut it off."""
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(load)
+    interrupt.then(lambda: loop.call_soon_threadsafe(task.cancel))
+    await asyncio.wait([task])
     return None if task.cancelled() else task.result()
 
 
