@@ -46,7 +46,7 @@ def test_only_stamps_are_taken_from_the_calendar() -> None:
 def test_a_clock_that_is_set_ends_nothing_and_moves_no_duration(jump_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time
     lines: list[dict[str, object]] = []
-    with parrot(log_request=lambda message, fields: lines.append(dict(fields)), stuck_fail_s=600.0) as server:
+    with parrot(log_request=lambda message, fields: lines.append(dict(fields)), stall_timeout=600.0) as server:
         server.runner.step_s = 0.005
         stream = Stream(server, ignore_eos=True, max_tokens=60)
         assert stream.started.wait(60)

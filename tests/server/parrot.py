@@ -21,6 +21,7 @@ from typing import Any
 
 import uvloop
 
+from everystop.config import Config
 from everystop.core.errors import ChatTemplateError
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
@@ -162,8 +163,16 @@ def encode_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions = PL
     )
 
 
+def _settings_in(options: dict[str, Any]) -> dict[str, Any]:
+    """Take out what belongs into a `Config`; `tenants` are an object here, and there a file."""
+    names = {field.name for field in fields(Config)} - {"tenants"}
+    return {name: options.pop(name) for name in names & options.keys()}
+
+
 class ParrotServer:
-    """A running server; `runner` may be tampered with, `request` asks it."""
+    """A running server; `runner` may be tampered with, `request` asks it. Options are those of the engine, of `Config`
+    and of `Service`, by their names.
+    """
 
     def __init__(self, **options: Any) -> None:
         self.runner = ParrotRunner()
@@ -190,7 +199,8 @@ class ParrotServer:
             self.load_gate.set()
         self._sock = listen("127.0.0.1", 0)
         self.port: int = self._sock.getsockname()[1]
-        self.service = Service(self._sock, self._load, **{"say": self.says.append, **options})
+        config = Config(**{"on_engine_failure": "stay", **_settings_in(options)})
+        self.service = Service(self._sock, self._load, config, **{"say": self.says.append, **options})
         self.engine: Engine
         self.loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -271,9 +281,10 @@ class ParrotServer:
 
     def let_tick(self, num: int) -> None:
         """Wait until the service has looked after its affairs so many times more."""
+        clock = self.service.state.stall_clock
         for _ in range(num):
-            beat_ns = self.service._watchdog._beat_ns
-            wait_until(lambda beat_ns=beat_ns: self.service._watchdog._beat_ns > beat_ns)  # type: ignore[misc]
+            before_ns = clock._turned_ns
+            wait_until(lambda before_ns=before_ns: clock._turned_ns != before_ns)  # type: ignore[misc]
 
     def stop(self) -> None:
         """What a signal does."""

@@ -59,13 +59,13 @@ def test_health_says_one_word_and_needs_no_key() -> None:
 
 @pytest.fixture
 def quick_to_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everystop.server.state.STUCK_HEALTH_S", 0.05)
+    monkeypatch.setattr("everystop.server.stall_clock.LATE_S", 0.05)
 
 
 @pytest.mark.usefixtures("quick_to_notice")
 def test_a_stalled_step_ends_ready_first_and_live_later_and_all_comes_back(tmp_path: Path) -> None:
     files = CrashFiles(tmp_path / "new", 5, {"port": 8000})
-    with parrot(stuck_fail_s=NEVER_S, crash_files=files) as server:
+    with parrot(stall_timeout=NEVER_S, crash_files=files) as server:
         server.runner.step_s = 0.002
         stream = Stream(server, ignore_eos=True, prompt="a private prompt")
         assert stream.started.wait(60)
@@ -73,12 +73,12 @@ def test_a_stalled_step_ends_ready_first_and_live_later_and_all_comes_back(tmp_p
         server.runner.before_step = lambda plan: (gate.wait(60), None)[1]
         wait_until(lambda: server.get("/health/ready") == STUCK)
         assert server.get("/health/live") == OK
-        server.service.state.stall_timeout_s = 0.5
+        server.service.state.stall_clock.timeout_s = 0.5
         wait_until(lambda: server.get("/health/live") == STUCK)
         assert stream.events()[-2]["error"]["code"] == "engine_failed"
         wait_until(lambda: has_crashed(tmp_path / "new", "engine_stalled"))
         server.let_tick(8)  # the watchdog looks again, and writes no second file
-        server.service.state.stall_timeout_s = NEVER_S
+        server.service.state.stall_clock.timeout_s = NEVER_S
         server.runner.before_step = lambda plan: None
         gate.set()
         wait_until(lambda: server.get("/health/live") == server.get("/health/ready") == OK)
@@ -94,10 +94,10 @@ def test_a_stalled_step_ends_ready_first_and_live_later_and_all_comes_back(tmp_p
 
 @pytest.mark.usefixtures("quick_to_notice")
 def test_an_idle_server_is_never_stuck() -> None:
-    with parrot(stuck_fail_s=NEVER_S) as server:
+    with parrot(stall_timeout=NEVER_S) as server:
         assert server.complete("a")[0] == 200
         wait_until(lambda: server.engine.is_idle)
-        server.service.state.stall_timeout_s = 0.4
+        server.service.state.stall_clock.timeout_s = 0.4
         time.sleep(0.6)
         assert states(server) == dict.fromkeys(("live", "ready", "health"), (200, "ok"))
 
@@ -105,9 +105,9 @@ def test_an_idle_server_is_never_stuck() -> None:
 @pytest.mark.usefixtures("quick_to_notice")
 def test_waiting_for_a_batch_to_fill_is_no_stall() -> None:
     policy = make_policy("static", PolicySettings(batch_wait_ns=60_000_000_000))
-    with parrot(stuck_fail_s=NEVER_S, policy=policy) as server, server.held():
+    with parrot(stall_timeout=NEVER_S, policy=policy) as server, server.held():
         wait_until(lambda: server.engine.is_idle)
-        server.service.state.stall_timeout_s = 0.4
+        server.service.state.stall_clock.timeout_s = 0.4
         time.sleep(0.6)
         assert states(server)["live"] == states(server)["ready"] == (200, "ok")
 
@@ -115,7 +115,7 @@ def test_waiting_for_a_batch_to_fill_is_no_stall() -> None:
 @pytest.mark.usefixtures("quick_to_notice")
 def test_work_that_no_step_computes_is_a_stall_though_the_thread_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler that plans nothing while requests wait: the thread turns at each new request, in vain."""
-    with parrot(stuck_fail_s=1.0) as server:
+    with parrot(stall_timeout=1.0) as server:
         monkeypatch.setattr(server.engine._loop, "turn", lambda: Turn([]))
         with server.held():
 
@@ -147,12 +147,12 @@ def test_whatever_ends_the_engines_thread_is_told(error: type[BaseException], tm
 
 def test_a_crash_file_that_cannot_be_written_hurts_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("in the place of a folder")
-    with parrot(stuck_fail_s=1.0, crash_files=CrashFiles(tmp_path / "file", 5, {})) as server:
+    with parrot(stall_timeout=1.0, crash_files=CrashFiles(tmp_path / "file", 5, {})) as server:
         gate = threading.Event()
         server.runner.before_step = lambda plan: (gate.wait(60), None)[1]
         assert server.complete("ab")[0] == 503
         wait_until(lambda: "no crash file could be written" in caplog.text)
-        server.service.state.stall_timeout_s = NEVER_S
+        server.service.state.stall_clock.timeout_s = NEVER_S
         server.runner.before_step = lambda plan: None
         gate.set()
         wait_until(lambda: server.get("/health/live") == OK)
@@ -160,7 +160,7 @@ def test_a_crash_file_that_cannot_be_written_hurts_nobody(tmp_path: Path, caplog
 
 
 def test_an_event_loop_that_stands_still_is_kept_too(tmp_path: Path) -> None:
-    with parrot(stuck_fail_s=1.0, crash_files=CrashFiles(tmp_path, 5, {})) as server:
+    with parrot(stall_timeout=1.0, crash_files=CrashFiles(tmp_path, 5, {})) as server:
         gate = threading.Event()
         server.loop.call_soon_threadsafe(gate.wait, 60)
         wait_until(lambda: has_crashed(tmp_path, "event_loop_stalled"))

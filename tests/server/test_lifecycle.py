@@ -95,7 +95,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_service() -> None:
 
     sock = listen("127.0.0.1", 0)
     with pytest.raises(ModelFileDamaged, match="truncated"):
-        asyncio.run(Service(sock, load, say=lambda line: None).run())
+        asyncio.run(Service(sock, load, Config(), say=lambda line: None).run())
 
 
 def test_drain_finishes_what_was_accepted() -> None:
@@ -123,7 +123,7 @@ def test_drain_finishes_what_was_accepted() -> None:
 
 @pytest.mark.parametrize("how", ["timeout", "second signal"])
 def test_what_cannot_finish_gets_an_error_event(how: str) -> None:
-    with parrot(max_num_seqs=2, shutdown_timeout_s=0.3 if how == "timeout" else 60) as server:
+    with parrot(max_num_seqs=2, shutdown_timeout=0.3 if how == "timeout" else 60) as server:
         server.runner.step_s = 0.005
         streams = [Stream(server, ignore_eos=True) for _ in range(4)]
         wait_until(lambda: server.metric("num_requests_running") == 2 and server.metric("num_requests_waiting") == 2)
@@ -183,7 +183,7 @@ def test_idle_server_is_idle() -> None:
 
 
 def test_status_line_while_busy_only() -> None:
-    with parrot(stats_interval_s=0.3) as server:
+    with parrot(stats_interval=0.3) as server:
         server.runner.step_s = 0.002
         connection = server.connect()
         connection.request("POST", COMPLETIONS, b'{"prompt": "abc", "ignore_eos": true}')
@@ -203,7 +203,7 @@ def test_lines_that_cannot_be_written_stop_nothing() -> None:
         lines.append(line)
         raise BrokenPipeError(32, "Broken pipe")
 
-    with parrot(stats_interval_s=0.2, say=broken, on_ready=broken) as server:
+    with parrot(stats_interval=0.2, say=broken, on_ready=broken) as server:
         server.runner.step_s = 0.002
         stream = Stream(server, ignore_eos=True)
         wait_until(lambda: len(lines) >= 3)  # the screen and two status lines

@@ -41,7 +41,7 @@ def test_drain_refuses_new_requests_and_finishes_those_that_run_and_wait() -> No
 
 
 def test_a_second_signal_ends_what_runs_and_what_waits_with_an_error_each() -> None:
-    with ParrotProcess(max_num_seqs=3, shutdown_timeout_s=600) as server:
+    with ParrotProcess(max_num_seqs=3, shutdown_timeout=600) as server:
         streams = [Stream(server, ignore_eos=True) for _ in range(6)]
         server.waits_for(3, 3)
         wait_until(lambda: sum(stream.started.is_set() for stream in streams) == 3)
@@ -60,7 +60,7 @@ def test_a_second_signal_ends_what_runs_and_what_waits_with_an_error_each() -> N
 
 
 def test_a_dead_engine_ends_the_process_with_1_after_everybody_was_told(tmp_path: Path) -> None:
-    with ParrotProcess(exits_on_failure=True, crash_dir=str(tmp_path), shutdown_timeout_s=600) as server:
+    with ParrotProcess(on_engine_failure="exit", crash_dir=str(tmp_path), shutdown_timeout=600) as server:
         stream = Stream(server, ignore_eos=True)
         assert stream.started.wait(60)
         server.signal(signal.SIGUSR1)
@@ -99,7 +99,7 @@ def test_an_engine_that_dies_while_draining_ends_the_process_with_1() -> None:
 
 def test_a_stopped_process_goes_on_where_it_was() -> None:
     """SIGSTOP is what a snapshot, a debugger or a starved host does: no stall, since nobody could get on."""
-    with ParrotProcess(stuck_fail_s=1.0) as server:
+    with ParrotProcess(stall_timeout=1.0) as server:
         stream = Stream(server, ignore_eos=True, max_tokens=300)
         assert stream.started.wait(60)
         server.signal(signal.SIGSTOP)

@@ -18,7 +18,7 @@ def test_ready_alive_and_stopping_are_told(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         supervisor.bind(address)
         supervisor.settimeout(60)
-        with ParrotProcess(environment={"NOTIFY_SOCKET": address}, stuck_fail_s=1.0) as server:
+        with ParrotProcess(environment={"NOTIFY_SOCKET": address}, stall_timeout=1.0) as server:
             told = []
             while told.count("WATCHDOG=1") < 2 or "READY=1" not in told:
                 told.append(supervisor.recv(100).decode())
@@ -34,7 +34,7 @@ def test_a_stalled_engine_is_not_told_to_be_alive(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         supervisor.bind(address)
         supervisor.settimeout(60)
-        with ParrotProcess(environment={"NOTIFY_SOCKET": address}, stuck_fail_s=1.0) as server:
+        with ParrotProcess(environment={"NOTIFY_SOCKET": address}, stall_timeout=1.0) as server:
             server.signal(signal.SIGUSR2)
             assert server.complete("abc")[0] == 503
             assert server.get("/health/live")[0] == 503

@@ -38,7 +38,7 @@ def test_a_request_ends_at_its_own_timeout() -> None:
 
 
 def test_a_request_ends_at_the_servers_limit_whatever_it_asks_for() -> None:
-    with parrot(max_request_s=0.2) as server:
+    with parrot(max_request_seconds=0.2) as server:
         for timeout in ({}, {"timeout": 60}):
             status, body = ask(server, **timeout)
             assert status == 504
@@ -81,7 +81,7 @@ def test_time_in_the_tokenizer_counts() -> None:
 
 
 def test_an_answer_in_time_is_an_answer() -> None:
-    with parrot(max_request_s=30.0) as server:
+    with parrot(max_request_seconds=30.0) as server:
         for stream in (False, True):
             assert server.request("POST", COMPLETIONS, {"prompt": "abc", "timeout": 10, "stream": stream})[0] == 200
         assert not server.service.state.board.aborted
