@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from everystop.cli import settings
-from everystop.config import GROUPS
+from everystop.config.setting import GROUPS
 
 PAGE = Path(__file__).parent.parent / "docs" / "operations.md"
 BEGIN, END = "<!-- options: written by python -m tools.flag_table -->", "<!-- end of options -->"
