@@ -176,7 +176,7 @@ class Decoder {
   void check_prompts(const PromptLogits* prompts, int64_t num_prompts) const;
   void use_logits(int64_t first, int64_t count, int32_t* tokens);
   int32_t sample_row(int64_t row, const float* logits, int thread);
-  bool score(const Wanted& wanted, const float* logits);
+  void score(const Wanted& wanted, const float* logits);
   void take_tokens(int64_t num_rows, int64_t num_padded_rows, int32_t* tokens);
   template <class F>
   void for_rows(int64_t num_rows, int64_t cost, F&& body);
