@@ -263,9 +263,10 @@ def test_ac_58_a_signal_drains_and_a_second_one_ends() -> None:
 @pytest.mark.model
 def test_ac_58_on_the_embedded_model() -> None:
     """With real signals to a process of its own."""
-    checks = (partial(check_ac_58_first_signal, max_tokens=500), check_ac_58_second_signal)
+    checks = (partial(check_ac_58_first_signal, max_tokens=300), check_ac_58_second_signal)
     for check in checks:
-        with ServerProcess("--max-num-seqs", "3", "--max-model-len", "1024") as server:
+        flags = ("--max-num-seqs", "3", "--max-model-len", "1024", "--shutdown-timeout", "600")
+        with ServerProcess(*flags) as server:
             check(server, lambda server=server: server.process.send_signal(signal.SIGTERM))
             assert server.process.wait(60) == 0
 

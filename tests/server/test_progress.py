@@ -38,11 +38,13 @@ def busy() -> Iterator[tuple[ParrotServer, Callable[[], None]]]:
 
 
 @contextmanager
-def held_step(**options: Any) -> Iterator[tuple[ParrotServer, Callable[[], None]]]:
-    """A server whose steps with rows wait, and what lets them go on."""
+def held_step(start: int = 0, **options: Any) -> Iterator[tuple[ParrotServer, Callable[[], None]]]:
+    """A server whose steps wait once they begin so far in a prompt, and what lets them go on."""
     gate = threading.Event()
     with parrot(**options) as server:
-        server.runner.before_step = lambda plan: (gate.wait(60), None)[1] if plan.rows else None
+        server.runner.before_step = lambda plan: (
+            (gate.wait(60), None)[1] if any(row.start >= start for row in plan.rows) else None
+        )
         try:
             yield server, gate.set
         finally:
@@ -97,8 +99,8 @@ def test_request_that_brings_tokens_has_nothing_to_say() -> None:
 
 
 def test_request_that_computes_a_long_prompt_is_kept_alive() -> None:
-    with held_step() as (server, release), posted(server, prompt="x" * 300, max_tokens=1, **ASKED) as answer:
-        assert answer.readline() == b": running\n"
+    with held_step(64) as (server, release), posted(server, prompt="x" * 300, max_tokens=1, **ASKED) as answer:
+        wait_until(lambda: answer.readline() == b": running\n")
         release()
         assert answer.read().endswith(b"data: [DONE]\n\n")
 
@@ -117,6 +119,7 @@ def test_refusal_and_failure_after_the_first_comment_are_events() -> None:
         with posted(server, user="gold", **ASKED) as answer:
             assert answer.status == 200
             assert answer.readline().startswith((b": waiting", b": running"))
+            assert answer.readline() == b"\n"
             release()
             *_, last_event, done, end = answer.read().split(b"\n\n")
         assert json.loads(last_event.removeprefix(b"data: "))["error"]["code"] == "tenant_queue_full"
@@ -127,7 +130,7 @@ def test_client_that_leaves_while_it_waits_is_forgotten_by_the_queue() -> None:
     with busy() as (server, _):
         with posted(server, **ASKED) as answer:
             answer.readline()
-            assert server.scheduler.num_waiting == 1
+            wait_until(lambda: server.scheduler.num_waiting == 1)
         wait_until(lambda: server.scheduler.num_waiting == 0)
         wait_until(lambda: server.service.state.num_open == 1)
 

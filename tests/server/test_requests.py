@@ -93,8 +93,10 @@ def test_times_of_a_request_are_in_order_and_within_what_the_client_saw(server: 
 def test_first_byte_is_that_of_the_first_output() -> None:
     def wait_for_first_byte(plan: StepPlan) -> None:
         if plan.rows and plan.rows[0].start == 8:
-            client = list(server.service.state.history.clients.values())[-1]
-            wait_until(lambda: client.first_sent_ns is not None)
+            clients = server.service.state.history.clients
+            wait_until(lambda: len(clients) == 2)
+            streamed = list(clients.values())[1]
+            wait_until(lambda: streamed.first_sent_ns is not None)
 
     with parrot() as server:
         trails = server.service.state.history.trails
