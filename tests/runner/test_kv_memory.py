@@ -37,7 +37,7 @@ def settled(num_bytes: int, least_bytes: int) -> int:
     """The resident memory once it is as much, or a minute later."""
     deadline_s = time.monotonic() + 60
     while resident_bytes(num_bytes) < least_bytes and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+        time.sleep(0.05)
     return resident_bytes(num_bytes)
 
 
