@@ -30,7 +30,7 @@ METHOD = (
     "with the flags that a claim names, `--record`, and room for all in its queue. Clients in another process of the "
     "same machine ask it over HTTP and read streams. TTFT, ITL, E2E and tokens a second are what the clients saw: from "
     "a request's first byte to the first event with text, from one such event to the next, to the end of the stream, "
-    "and over the whole run. Steps and their times, slots, waits to board and blocks are what the server's record says. "
+    "and over the whole run. Steps, their times, slots, waits to board and blocks are what the server's record says. "
     "It is joined with the clients' requests by their `x-request-id`, and the scheduler must make every plan in it "
     "again, block by block. Clients and servers share the cores; what the clients computed stands with each claim. The "
     "prefix cache is cold in every run (`cache_salt`), tokens are chosen greedily, answers have fixed lengths, and all "

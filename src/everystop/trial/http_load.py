@@ -177,9 +177,9 @@ class Load:
     async def _client(self, connection: Connection, waiting: Iterator[int]) -> None:
         """Take jobs until there are none left; a closed connection is replaced."""
         for i in waiting:
-            await self._send(connection, i)
             if connection.is_closed:
                 connection = await self._connect()
+            await self._send(connection, i)
         connection.close()
 
     async def _at_its_time(self, i: int) -> None:
