@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable, Sequence
 
 import uvloop
@@ -34,6 +35,7 @@ from everystop.server.state import EngineLimits, ServedModel
 
 NUM_IDS = 32_768
 BAD_STEP = 40
+STEP_S = 0.003  # so that requests that are sent at once come while the first of them run
 
 
 def text_of(token_ids: Iterable[int]) -> str:
@@ -108,7 +110,8 @@ def load(config: Config) -> ServedModel:
 
 
 def fare(name: str, plan: StepPlan) -> None:
-    """Do what the name of the model says."""
+    """Take a while, and do what the name of the model says."""
+    time.sleep(STEP_S)
     if plan.step_id == BAD_STEP and name == "dies":
         print("the roof is on fire", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
