@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
+import select
 import signal
 import socket
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +120,42 @@ def test_the_first_requests_are_sent_in_the_order_of_jobs() -> None:
     done = run(whole_answer, make_workload(8, 8))
     sent = [record.sent_s for record in done.records]
     assert sent == sorted(sent)
+
+
+def test_the_first_requests_reach_the_server_in_the_order_of_jobs() -> None:
+    workload = make_workload(64, 64)
+    with orderly_server() as (url, order):
+        done = run_load(workload, Target(url=url, max_run_s=10.0))
+    assert done.summary()["errors"] == 64
+    assert order == [job.prompt[0] for job in workload.jobs]
+
+
+@contextlib.contextmanager
+def orderly_server(num: int = 64) -> Iterator[tuple[str, list[int]]]:
+    """Notes the first token of each prompt in the order in which so many requests come, then lets go of all clients."""
+    order: list[int] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=num) as listener, select.epoll() as poll:
+
+        def serve() -> None:
+            clients = [listener.accept()[0] for _ in range(num)]
+            by_number = {client.fileno(): client for client in clients}
+            for number in by_number:
+                poll.register(number, select.EPOLLIN | select.EPOLLET)
+            while len(order) < num:
+                for number, _ in poll.poll(10.0):  # in the order in which they became readable
+                    body = by_number[number].recv(1 << 16).partition(b"\r\n\r\n")[2]
+                    order.append(json.loads(body)["prompt"][0])
+            listener.close()  # nobody comes again
+            for client in clients:
+                client.close()
+
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield url, order
+        finally:
+            thread.join()
 
 
 def test_timed_jobs_are_sent_at_their_time_beside_the_closed_loop() -> None:
@@ -228,6 +269,24 @@ def test_the_header_names_the_tenant_of_a_job_that_has_one() -> None:
     assert b"x-tenant" not in nobody
     assert named.partition(b"\r\n\r\n")[2] == nobody.partition(b"\r\n\r\n")[2]
     assert b"gold" not in Target(url="http://127.0.0.1:1").request(Job(prompt=(1,), max_tokens=1, tenant="gold"))
+
+
+def test_a_request_is_named_by_the_index_of_its_job_where_there_is_a_prefix() -> None:
+    job = Job(prompt=(1,), max_tokens=1)
+    head = Target(url="http://127.0.0.1:1", id_prefix="run-3-").request(job, 7).partition(b"\r\n\r\n")[0]
+    assert b"\r\nx-request-id: run-3-7\r\n" in head
+    assert b"x-request-id" not in Target(url="http://127.0.0.1:1").request(job, 7)
+
+
+def test_a_run_says_when_it_began() -> None:
+    before_ns = time.monotonic_ns()
+    done = run(whole_answer)
+    assert before_ns <= done.start_ns <= time.monotonic_ns()
+
+
+def test_a_server_that_is_gone_in_the_middle_is_one_sentence() -> None:
+    with orderly_server(1) as (url, _), pytest.raises(LoadError, match="takes no more connections"):
+        run_load(make_workload(2, 1), Target(url=url))
 
 
 def test_the_command_refuses_tenants_that_no_header_would_name(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Ctrl-C that is not lost, and does no harm: in a callback of the garbage collector Python drops the exception, and out
-of a callback of the event loop it leaves that in pieces.
+"""Ends that nothing misses: Ctrl-C that is not lost where it comes in a callback of the garbage collector, whose
+exceptions Python drops, and leaves no event loop in pieces; and other signals that end a process in order.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+
+ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -82,3 +84,23 @@ def delayed_interrupts() -> Iterator[Interrupt]:
         signal.signal(signal.SIGINT, before)
     if interrupt.is_pressed:
         before(signal.SIGINT, None)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP raise SystemExit, so that what has been started is ended; a signal that is ignored, or
+    somebody else's, stays so. Changes nothing outside the main thread.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in ENDS if is_main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
