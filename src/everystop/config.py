@@ -124,7 +124,10 @@ class Config:
         parse=str,
     )
     ssl_certfile: str | None = _setting(
-        None, "--ssl-certfile", "PEM file with the certificate (and its chain): serve HTTPS", group=NETWORK
+        None,
+        "--ssl-certfile",
+        "PEM file with the certificate (and its chain): serve HTTPS; read again when it or the key's file changes",
+        group=NETWORK,
     )
     ssl_keyfile: str | None = _setting(
         None, "--ssl-keyfile", "PEM file with the certificate's private key, not encrypted", group=NETWORK

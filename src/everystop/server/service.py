@@ -8,7 +8,6 @@ import gc
 import logging
 import signal
 import socket
-import ssl
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from everystop.server.routes import make_app
 from everystop.server.slow_log import SlowLog
 from everystop.server.state import ENGINE_FAILED, STALL_TIMEOUT_S, Phase, ServedModel, ServerState
 from everystop.server.supervisor import Supervisor
+from everystop.server.tls import Certificate
 from everystop.server.tracing import Tracer
 from everystop.server.watchdog import Watchdog
 from everystop.tenants import Tenants
@@ -59,7 +59,7 @@ class Service:
         admin_keys: Sequence[KeyHash | str] = (),
         tenants: Tenants | None = None,
         allowed_hosts: Sequence[str] = (),
-        tls: ssl.SSLContext | None = None,
+        tls: Certificate | None = None,
         explain_history: int = DEFAULT_FINISHED,
         slow_log_ms: float | None = None,
         max_request_s: float | None = None,
@@ -79,7 +79,8 @@ class Service:
         self._sock = sock
         self._load = load
         app = make_app(self.state, api_keys, tenants, admin_keys=admin_keys, allowed_hosts=allowed_hosts)
-        self._http = HttpServer(app, tls)
+        self._tls = tls
+        self._http = HttpServer(app, None if tls is None else tls.context)
         self._shutdown_timeout_s = shutdown_timeout_s
         self._stats_interval_s = stats_interval_s
         self.state.stall_timeout_s = stuck_fail_s
@@ -111,6 +112,7 @@ class Service:
         self._signalled = asyncio.Event()
         self._handle_signals()
         self._watchdog.start(asyncio.get_running_loop())
+        watching = None if self._tls is None else asyncio.create_task(self._tls.watch(self._say))
         http = asyncio.create_task(self._http.serve(sockets=[self._sock]))
         loading = self._start_loading()
         stopped = asyncio.create_task(self._signalled.wait())
@@ -128,6 +130,8 @@ class Service:
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
         stopped.cancel()
+        if watching is not None:
+            watching.cancel()
         if loading.done():
             loading.result()
         return 1 if failed else 0
