@@ -119,7 +119,7 @@ class Config:
         (),
         "--allowed-host",
         "name by which browsers and proxies reach a server without keys, beside localhost and addresses; may be "
-        "repeated",
+        "repeated; a server that other machines reach takes any name until one is given",
         group=NETWORK,
         parse=str,
     )
