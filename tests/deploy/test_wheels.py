@@ -83,12 +83,11 @@ def python() -> PYTHON:
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `python -m tools.wheels` makes, with one Python for each kind of wheel, as far as they are here."""
-    ours = sorted(VERSIONS, key=lambda version: version != RUNNING)
-    pythons = [
-        next(filter(None, map(python_of, (v for v in ours if (v == "3.11") is own))), None) for own in (True, False)
-    ]
+    ours_first = sorted(VERSIONS, key=lambda version: version != RUNNING)
+    kinds = [["3.11"], [version for version in ours_first if version != "3.11"]]
+    pythons = [path for kind in kinds for path in list(filter(None, map(python_of, kind)))[:1]]
     out = tmp_path_factory.mktemp("dist")
-    wheels.main(["--out", str(out), *(word for path in pythons if path for word in ("--python", path))])
+    wheels.main(["--out", str(out), *(f"--python={path}" for path in pythons)])
     return out
 
 
