@@ -19,7 +19,7 @@ HOOKS = """
 import sys
 from scikit_build_core.build import build_sdist, build_wheel
 build_sdist(sys.argv[1])
-build_wheel(sys.argv[1], {"wheel.cmake": "false"})
+build_wheel(sys.argv[1], {"wheel.cmake": "false", "wheel.py-api": "py3"})
 """
 BESIDE = {"CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml"}
 
