@@ -21,8 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "wheels.lock"
-# The C++ library comes along, so that a system needs a libc as new as ours asks for, and no newer libstdc++.
-LINK = "-static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL"
+# The C++ library comes along: as new a one as a compiler's own is on few systems. Its unwinder does not, for that would
+# ask for a newer libc.
+LINK = "-static-libstdc++ -Wl,--exclude-libs,ALL"
 LEFT_OUT = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CMAKE_ARGS", "PYTHONPATH")
 LAST_COMMITS_TIME = ("log", "-1", "--format=%ct")
 SDIST = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
