@@ -75,12 +75,15 @@ class Config:
         (),
         "--allowed-host",
         "name by which browsers and proxies reach a server without keys, beside localhost and addresses; may be "
-        "repeated",
+        "repeated; a server that other machines reach takes any name until one is given",
         group=NETWORK,
         parse=str,
     )
     ssl_certfile: str | None = setting(
-        None, "--ssl-certfile", "PEM file with the certificate (and its chain): serve HTTPS", group=NETWORK
+        None,
+        "--ssl-certfile",
+        "PEM file with the certificate (and its chain): serve HTTPS; read again when it or the key's file changes",
+        group=NETWORK,
     )
     ssl_keyfile: str | None = setting(
         None, "--ssl-keyfile", "PEM file with the certificate's private key, not encrypted", group=NETWORK

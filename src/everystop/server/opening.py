@@ -8,7 +8,6 @@ import faulthandler
 import hashlib
 import logging
 import socket
-import ssl
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,7 +38,7 @@ from everystop.server.protocol import Accepted
 from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
-from everystop.server.tls import server_context
+from everystop.server.tls import Certificate
 from everystop.server.tracing import tracing
 from everystop.tenants import with_keys
 
@@ -231,10 +230,10 @@ def fingerprint(*parts: str) -> str:
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
-def _tls_of(config: Config) -> ssl.SSLContext | None:
+def _tls_of(config: Config) -> Certificate | None:
     if config.ssl_certfile is None or config.ssl_keyfile is None:
         return None
-    return server_context(config.ssl_certfile, config.ssl_keyfile)
+    return Certificate(config.ssl_certfile, config.ssl_keyfile)
 
 
 def _target_text(config: Config) -> str:

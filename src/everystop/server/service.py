@@ -8,7 +8,6 @@ import gc
 import logging
 import signal
 import socket
-import ssl
 import sys
 import threading
 import time
@@ -30,6 +29,7 @@ from everystop.server.routes import make_app
 from everystop.server.slow_log import SlowLog
 from everystop.server.state import ENGINE_FAILED, Phase, ServedModel, ServerState
 from everystop.server.supervisor import Supervisor
+from everystop.server.tls import Certificate
 from everystop.server.tracing import Tracer
 from everystop.server.watchdog import Watchdog
 from everystop.tenants import Tenants
@@ -59,7 +59,7 @@ class Service:
         api_keys: Sequence[KeyHash | str] = (),
         admin_keys: Sequence[KeyHash | str] = (),
         tenants: Tenants | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: Certificate | None = None,
         open_traces: Callable[[History], Tracer] | None = None,
         crash_files: CrashFiles | None = None,
         log_request: Write | None = None,
@@ -74,7 +74,8 @@ class Service:
         self._load = load
         self._config = config
         app = make_app(self.state, api_keys, tenants, admin_keys=admin_keys, allowed_hosts=config.allowed_host)
-        self._http = HttpServer(app, tls)
+        self._tls = tls
+        self._http = HttpServer(app, None if tls is None else tls.context)
         self._on_ready = _unless_closed(on_ready)
         self._say = _unless_closed(say)
         share = ThreadShare(COST_SHARE if open_traces is None else TRACED_COST_SHARE, MAX_SAVED_NS)
@@ -106,6 +107,7 @@ class Service:
         self._signalled = asyncio.Event()
         self._handle_signals()
         self._watchdog.start(asyncio.get_running_loop())
+        watching = None if self._tls is None else asyncio.create_task(self._tls.watch(self._say))
         http = asyncio.create_task(self._http.serve(sockets=[self._sock]))
         loading = self._start_loading()
         stopped = asyncio.create_task(self._signalled.wait())
@@ -123,6 +125,8 @@ class Service:
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
         stopped.cancel()
+        if watching is not None:
+            watching.cancel()
         if loading.done():
             loading.result()
         return 1 if failed else 0
