@@ -25,6 +25,12 @@ constexpr int64_t kLeastLogitsRows = 16;
 constexpr int64_t kFewTiles = 6;
 constexpr int64_t kMostPartials = 512;
 
+// Layers of fewer rows wait for their own weights, and have no time to fetch anything else.
+constexpr int64_t kLeastFetchingRows = 16;
+
+// More than this of one layer would drive out of the caches what was fetched first.
+constexpr int64_t kMostFetchedBytes = int64_t{8} << 20;
+
 int64_t num_splits_of(const AttentionTile& tile) {
   return (tile.first_position + tile.num_rows - 1) / kAttentionSplit + 1;
 }
@@ -91,6 +97,8 @@ Decoder::Decoder(DecoderConfig config, DecoderWeights weights)
   last_tiles_.reserve(static_cast<size_t>(t * c.num_kv_heads));
   logits_tokens_.reserve(static_cast<size_t>(t));
   wanted_.reserve(static_cast<size_t>(t));
+  context_blocks_.reserve(
+      static_cast<size_t>(kMostFetchedBytes / cache_.layout().bytes_per_layer_block() + 1));
   logprobs_.resize(static_cast<size_t>(c.max_num_seqs));
   hidden_ = allocate<float>(t * c.hidden_size);
   normed_ = allocate<float>(t * c.hidden_size);
@@ -302,6 +310,39 @@ void Decoder::add_tiles(const PlannedRow& row, int64_t from, int64_t to, int64_t
   }
 }
 
+// The cache of many requests is larger than what the processor keeps of it, and while layers compute the bus
+// to memory has time: so they fetch what the next attention reads.
+void Decoder::plan_fetches() {
+  context_blocks_.clear();
+  if (num_tokens_ < kLeastFetchingRows) return;
+  const size_t most = static_cast<size_t>(kMostFetchedBytes / cache_.layout().bytes_per_layer_block());
+  for (const PlannedRow& row : rows_) {
+    const std::vector<int32_t>& table = row.request->block_table;
+    const int64_t count = std::min<int64_t>(
+        {(row.start + config_.block_size - 1) / config_.block_size, static_cast<int64_t>(table.size()),
+         static_cast<int64_t>(most - context_blocks_.size())});
+    context_blocks_.insert(context_blocks_.end(), table.begin(), table.begin() + count);
+  }
+}
+
+// What a projection fetches of the keys and values that `layer` attends to, by its share of the work between
+// two attentions.
+Upcoming Decoder::upcoming_keys(int64_t layer, int64_t StepTimes::* part) const {
+  const DecoderConfig& c = config_;
+  const int64_t count = static_cast<int64_t>(context_blocks_.size());
+  if (count == 0 || layer == c.num_layers) return {};
+  const int64_t o = c.q_size(), gate_up = o + 2 * c.intermediate_size,
+                down = gate_up + c.intermediate_size, all = down + c.qkv_size();
+  int64_t from = down, to = all;
+  if (part == &StepTimes::o) from = 0, to = o;
+  if (part == &StepTimes::gate_up) from = o, to = gate_up;
+  if (part == &StepTimes::down) from = gate_up, to = down;
+  const int64_t first = from * count / all, last = to * count / all;
+  return {static_cast<const uint8_t*>(cache_.keys(layer)), context_blocks_.data() + first, last - first,
+          cache_.layout().block_stride * cache_.layout().element_bytes(),
+          cache_.layout().bytes_per_layer_block()};
+}
+
 void Decoder::copy_blocks(const int32_t* copies, int64_t num_copies) {
   take_blocks(copies, 2 * num_copies);
   for (int64_t i = 0; i < num_copies; ++i) cache_.copy_block(copies[2 * i], copies[2 * i + 1]);
@@ -340,7 +381,8 @@ void Decoder::project(const Projection& p) {
 void Decoder::project_exactly(const Projection& p) {
   prepare_activations(config_.dtype, p.x, p.m, p.k, p.k, activations_.get(), team_);
   note(&StepTimes::prepare);
-  linear_forward(config_.dtype, p.weights, activations_.get(), p.m, p.n, p.k, p.bias, p.y, p.ldy, team_);
+  linear_forward(config_.dtype, p.weights, activations_.get(), p.m, p.n, p.k, p.bias, p.y, p.ldy, team_,
+                 p.upcoming);
   note(p.part);
 }
 
@@ -438,7 +480,7 @@ void Decoder::run_attention_block(int64_t layer) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   normalize(layer == 0 ? nullptr : delta_.get(), w.attn_norm);
   project({w.qkv, normed_.get(), num_live_, c.qkv_size(), c.hidden_size, w.qkv_bias, qkv_.get(), c.qkv_size(),
-           &StepTimes::qkv});
+           &StepTimes::qkv, upcoming_keys(layer, &StepTimes::qkv)});
   rotate_and_store(layer);
   if (layer + 1 == c.num_layers) {
     keep_wanted();
@@ -447,7 +489,7 @@ void Decoder::run_attention_block(int64_t layer) {
     attend(layer, tiles_);
   }
   project({w.o, attended_.get(), num_live_, c.hidden_size, c.q_size(), nullptr, delta_.get(), c.hidden_size,
-           &StepTimes::o});
+           &StepTimes::o, upcoming_keys(layer + 1, &StepTimes::o)});
 }
 
 // Drops tokens whose logits nobody wants: of them, only keys and values outlive the step.
@@ -467,18 +509,19 @@ void Decoder::run_mlp_block(int64_t layer) {
   const int64_t inner = c.intermediate_size;
   normalize(delta_.get(), w.mlp_norm);
   project({w.gate_up, normed_.get(), num_live_, 2 * inner, c.hidden_size, nullptr, gate_up_.get(), 2 * inner,
-           &StepTimes::gate_up});
+           &StepTimes::gate_up, upcoming_keys(layer + 1, &StepTimes::gate_up)});
   for_rows(num_live_, inner * 4, [&](int64_t t, int) {
     const float* gate = gate_up_.get() + t * 2 * inner;
     kernels_.silu_mul(gate, gate + inner, inner, activated_.get() + t * inner);
   });
   note(&StepTimes::activation);
   project({w.down, activated_.get(), num_live_, c.hidden_size, inner, nullptr, delta_.get(), c.hidden_size,
-           &StepTimes::down});
+           &StepTimes::down, upcoming_keys(layer + 1, &StepTimes::down)});
 }
 
 void Decoder::run_layers() {
   num_live_ = num_tokens_;
+  plan_fetches();
   embed();
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
     run_attention_block(layer);

@@ -146,6 +146,7 @@ class Decoder {
     float* y;
     int64_t ldy;
     int64_t StepTimes::* part;
+    Upcoming upcoming = {};
   };
 
   RequestState& find(int64_t request_id);
@@ -158,6 +159,8 @@ class Decoder {
   void want_sample(int64_t row);
   void add_tiles(const PlannedRow& row, int64_t from, int64_t to, int64_t out,
                  std::vector<AttentionTile>& tiles);
+  void plan_fetches();
+  Upcoming upcoming_keys(int64_t layer, int64_t StepTimes::* part) const;
   void copy_blocks(const int32_t* copies, int64_t num_copies);
   void run_layers();
   void embed();
@@ -198,6 +201,7 @@ class Decoder {
   std::vector<int64_t> logits_tokens_;             // packed index of each token whose logits are wanted
   std::vector<Wanted> wanted_;                     // what each of these logits is for
   std::vector<TokenLogprobs> logprobs_, prompt_logprobs_;
+  std::vector<int32_t> context_blocks_;  // whose keys and values are fetched before a layer attends
   int64_t num_tokens_ = 0;
   int64_t num_live_ = 0;  // rows of hidden_ that are still computed
   int64_t sample_ns_ = 0;

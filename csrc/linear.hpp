@@ -37,11 +37,22 @@ size_t activation_bytes(Dtype dtype, int64_t max_rows, int64_t k);
 void prepare_activations(Dtype dtype, const float* x, int64_t m, int64_t k, int64_t ldx, uint8_t* scratch,
                          ThreadTeam& team);
 
+// Memory that is read after a layer, which fetches it meanwhile: `num_blocks` blocks of block_bytes, whose
+// numbers are in `blocks`, each block_stride bytes times its number behind `base`. It changes no result.
+struct Upcoming {
+  const uint8_t* base;
+  const int32_t* blocks;
+  int64_t num_blocks;
+  int64_t block_stride;
+  int64_t block_bytes;
+};
+
 // y [m, n] (rows ldy floats apart) = x · wᵀ + bias [n], where bias may be null. `packed` is aligned to 64
 // bytes and only read. A NaN or infinity in a row of x makes that row of y not finite and leaves the others
 // untouched.
 void linear_forward(Dtype dtype, const uint8_t* packed, const uint8_t* activations, int64_t m, int64_t n,
-                    int64_t k, const float* bias, float* y, int64_t ldy, ThreadTeam& team);
+                    int64_t k, const float* bias, float* y, int64_t ldy, ThreadTeam& team,
+                    const Upcoming& upcoming = {});
 
 // The slow, obvious version of prepare_activations and linear_forward together; the oracle of the tests.
 void linear_naive(Dtype dtype, const uint8_t* packed, const float* x, int64_t m, int64_t n, int64_t k,
