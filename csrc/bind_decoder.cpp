@@ -302,14 +302,12 @@ class PyDecoder {
     const StepTimes& t = decoder_->times();
     nb::dict out;
     out["embed"] = t.embed;
-    out["norm"] = t.norm;
     out["prepare"] = t.prepare;
     out["qkv"] = t.qkv;
     out["rope"] = t.rope;
     out["attention"] = t.attention;
     out["o"] = t.o;
     out["gate_up"] = t.gate_up;
-    out["activation"] = t.activation;
     out["down"] = t.down;
     out["lm_head"] = t.lm_head;
     out["sample"] = t.sample;
@@ -501,7 +499,8 @@ void bind_decoder(nb::module_& m) {
            "(logprob, rank, ((id, logprob), ...)) of the token that a row of the last step sampled.")
       .def("sample_ns", &PyDecoder::sample_ns, "Nanoseconds that the last step spent sampling.")
       .def("call_ns", &PyDecoder::call_ns,
-           "(native, gil_wait, cpu) of the last step, nanoseconds: outside the interpreter lock, waiting for it "
+           "(native, gil_wait, cpu) of the last step, nanoseconds: outside the interpreter lock, waiting for "
+           "it "
            "afterwards, and the calling thread's processor time of the first.")
       .def("forward", &PyDecoder::forward, "rows"_a.noconvert(),
            "Logits float32 [sum of wanted tokens, num_valid_tokens] of rows int64 [R, 5], from logits_from "

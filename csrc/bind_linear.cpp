@@ -299,8 +299,9 @@ void bind_linear(nb::module_& m) {
   m.def("measure_peak", &py_measure_peak, "num_threads"_a,
         "The best int8 operations a second that this path's dot instructions reach in registers; 0 where it "
         "has none.");
-  m.def("measure_read", &py_measure_read, "arrays"_a, "num_threads"_a, "repeats"_a,
-        "Nanoseconds of each of `repeats` walks over the bytes of uint8 arrays that do nothing but read them.");
+  m.def(
+      "measure_read", &py_measure_read, "arrays"_a, "num_threads"_a, "repeats"_a,
+      "Nanoseconds of each of `repeats` walks over the bytes of uint8 arrays that do nothing but read them.");
   m.def(
       "measure_linear", &py_measure_linear, "dtype"_a, "layers"_a, "num_threads"_a, "repeats"_a,
       "Nanoseconds of each of `repeats` walks over layers of (packed, n, k, m rows), activations included.");

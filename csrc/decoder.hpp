@@ -81,10 +81,10 @@ struct PromptLogits {
 // Bugs that a kernel may be given on purpose, so that tests can show that they would be found.
 enum class Mutant { none, quantize_over_batch, split_by_rows };
 
-// Nanoseconds of the last step by part.
+// Nanoseconds of the last step by part; `prepare` holds norms, SiLU and quantising, up to every projection.
 struct StepTimes {
-  int64_t embed = 0, norm = 0, prepare = 0, qkv = 0, rope = 0, attention = 0, o = 0, gate_up = 0,
-          activation = 0, down = 0, lm_head = 0, sample = 0;
+  int64_t embed = 0, prepare = 0, qkv = 0, rope = 0, attention = 0, o = 0, gate_up = 0, down = 0, lm_head = 0,
+          sample = 0;
 };
 
 class Decoder {
@@ -147,6 +147,7 @@ class Decoder {
     int64_t ldy;
     int64_t StepTimes::* part;
     Upcoming upcoming = {};
+    RowMaker make_rows = {};
   };
 
   RequestState& find(int64_t request_id);
@@ -170,7 +171,7 @@ class Decoder {
   void attend(int64_t layer, const std::vector<AttentionTile>& tiles);
   bool attend_by_splits(int64_t layer, const std::vector<AttentionTile>& tiles);
   void keep_wanted();
-  void normalize(const float* delta, const float* weight);
+  void normalize(int64_t first, int64_t count, const float* delta, const float* weight);
   void project(const Projection& p);
   void project_exactly(const Projection& p);
   void project_quantized_over_batch(const Projection& p);

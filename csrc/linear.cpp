@@ -36,8 +36,8 @@ struct RowTiles {
   int64_t count;
 };
 
-// Which lines of what comes later each pass over a tile fetches: blocks are cut into pieces, as many as make at
-// most one a pass.
+// Which lines of what comes later each pass over a tile fetches: blocks are cut into pieces, as many as make
+// at most one a pass.
 class Pieces {
  public:
   Pieces(const Upcoming& upcoming, int64_t num_passes, int64_t num_groups)
@@ -144,13 +144,14 @@ size_t activation_bytes(Dtype dtype, int64_t max_rows, int64_t k) {
 }
 
 void prepare_activations(Dtype dtype, const float* x, int64_t m, int64_t k, int64_t ldx, uint8_t* scratch,
-                         ThreadTeam& team) {
+                         ThreadTeam& team, const RowMaker& make_rows) {
   const LinearKernels& kernels = linear_kernels();
   const RowTiles tiles(m, kernels.max_tile_rows);
   const size_t row_bytes = activation_row_bytes(dtype, k);
   team.run(tiles.count, [&](int64_t tile, int) {
     const int64_t first = tiles.begin(tile);
     uint8_t* out = scratch + static_cast<size_t>(first) * row_bytes;
+    make_rows(first, tiles.rows(tile));
     if (dtype == Dtype::int8) {
       kernels.quantize_tile(x + first * ldx, ldx, tiles.rows(tile), k, out);
     } else {
