@@ -337,6 +337,7 @@ Upcoming Decoder::upcoming_keys(int64_t layer, int64_t StepTimes::* part) const 
   if (part == &StepTimes::o) from = 0, to = o;
   if (part == &StepTimes::gate_up) from = o, to = gate_up;
   if (part == &StepTimes::down) from = gate_up, to = down;
+  if (part == &StepTimes::lm_head) from = 0, to = down;  // for the next step, which mostly has the same rows
   const int64_t first = from * count / all, last = to * count / all;
   return {static_cast<const uint8_t*>(cache_.keys(layer)), context_blocks_.data() + first, last - first,
           cache_.layout().block_stride * cache_.layout().element_bytes(),
