@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from everystop.core.errors import EverystopError
 
-FIRST_ID, LAST_ID = 300, 999  # of the tokens in prompts: any vocabulary has them
+FIRST_ID, LAST_ID = 32, 126  # of the tokens in prompts: any vocabulary has them
 TIMEOUT_S = 600.0
 
 

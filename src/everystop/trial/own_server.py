@@ -58,8 +58,10 @@ class OwnServer:
             if not self.url:
                 self._process.kill()
                 self._end()
+                words = self._words()
+                self._errors.close()
         if not self.url:
-            raise ServerFailed(f"the server did not start: {self._words()}")
+            raise ServerFailed(f"the server did not start: {words}")
         return self
 
     def __exit__(
