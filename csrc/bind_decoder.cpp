@@ -316,6 +316,8 @@ class PyDecoder {
 
   void set_profiling(bool on) { decoder_->set_profiling(on); }
 
+  void set_fetching(bool on) { decoder_->set_fetching(on); }
+
   void set_mutant(const std::string& name) {
     require(name == "quantize_over_batch" || name == "split_by_rows" || name == "none", "no mutant " + name);
     decoder_->set_mutant(name == "none"            ? Mutant::none
@@ -506,6 +508,8 @@ void bind_decoder(nb::module_& m) {
            "Logits float32 [sum of wanted tokens, num_valid_tokens] of rows int64 [R, 5], from logits_from "
            "on.")
       .def("set_profiling", &PyDecoder::set_profiling, "on"_a)
+      .def("set_fetching", &PyDecoder::set_fetching, "on"_a,
+           "Whether layers fetch what the next attention reads; on from the start, and changes no result.")
       .def("set_mutant", &PyDecoder::set_mutant, "name"_a, "Plants a bug, for tests that must find it.")
       .def("times", &PyDecoder::times, "Nanoseconds of the last step by part, where profiling is on.");
 

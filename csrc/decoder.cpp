@@ -314,7 +314,7 @@ void Decoder::add_tiles(const PlannedRow& row, int64_t from, int64_t to, int64_t
 // to memory has time: so they fetch what the next attention reads.
 void Decoder::plan_fetches() {
   context_blocks_.clear();
-  if (num_tokens_ < kLeastFetchingRows) return;
+  if (!fetching_ || num_tokens_ < kLeastFetchingRows) return;
   const size_t most = static_cast<size_t>(kMostFetchedBytes / cache_.layout().bytes_per_layer_block());
   for (const PlannedRow& row : rows_) {
     const std::vector<int32_t>& table = row.request->block_table;

@@ -95,6 +95,8 @@ class Decoder {
   const StepTimes& times() const { return times_; }
   void set_mutant(Mutant mutant) { mutant_ = mutant; }
   void set_profiling(bool on) { profiling_ = on; }
+  // Whether layers fetch what the next attention reads; on from the start. Changes no result.
+  void set_fetching(bool on) { fetching_ = on; }
 
   // Each throws std::invalid_argument, and changes nothing, when an id, size or block does not fit.
   void admit(int64_t request_id, RequestState state);
@@ -231,6 +233,7 @@ class Decoder {
 
   StepTimes times_;
   bool profiling_ = false;
+  bool fetching_ = true;
   int64_t last_note_ = 0;
   Mutant mutant_ = Mutant::none;
 };

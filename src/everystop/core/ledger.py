@@ -65,6 +65,6 @@ class Ledger:
         self.mark(Part.OTHER, now_ns)
         if self._step_id < 0:
             return None
-        event = LedgerEvent(now_ns, self._step_id, *self._spent, self._native_cpu_ns)
+        event = LedgerEvent._make((now_ns, self._step_id, *self._spent, self._native_cpu_ns))
         self._spent, self._step_id, self._native_cpu_ns = [0] * len(Part), -1, 0
         return event
