@@ -18,7 +18,9 @@ from tools.pages import markdown_table, refresh
 
 from everystop.observe.catalogue import COUNTERS, GAUGES, HISTOGRAMS, TENANTS
 from everystop.observe.families import Family, Kind
+from everystop.observe.ledger import LEDGER_FAMILIES
 from everystop.observe.vllm_names import ALIASES, FAMILIES_OF_VLLM, PREFIX
+from everystop.server.delivery import DELIVERY_FAMILIES
 from everystop.server.edge_metrics import STATE_FAMILIES
 from everystop.server.http_counts import HTTP_FAMILIES
 
@@ -55,6 +57,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "counters": lambda: own([*COUNTERS, *_of_state(Kind.COUNTER)]),
     "histograms": lambda: own(HISTOGRAMS),
     "tenants": lambda: own(TENANTS),
+    "ledger": lambda: own([*LEDGER_FAMILIES, *DELIVERY_FAMILIES]),
     "http": lambda: own(HTTP_FAMILIES),
     "vllm": vllm,
 }

@@ -20,6 +20,7 @@ from everystop.core.events import (
     BlockEvent,
     Event,
     FinishEvent,
+    LedgerEvent,
     PreemptEvent,
     RefuseEvent,
     StepEvent,
@@ -322,6 +323,8 @@ class History:
             return
         if isinstance(event, BlockEvent):
             self.blocks = event
+            return
+        if isinstance(event, LedgerEvent):
             return
         self.acts.append(event)
         self._num_bytes += ACT_BYTES
