@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from everystop.core.errors import Draining, EngineDead, EverystopError, RequestError
 from everystop.server.http_counts import LEFT, note_start
+from everystop.server.paths import TGI_PATHS
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +87,6 @@ class Dialect(StrEnum):
 
     OPENAI = "openai"
     TGI = "tgi"
-
-
-TGI_PATHS = frozenset({"/", "/generate", "/generate_stream", "/info"})
 
 
 def dialect_of(scope: Scope) -> Dialect:
