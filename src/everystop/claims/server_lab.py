@@ -37,7 +37,10 @@ MAX_RUN_S = 300.0  # the longest takes some twenty seconds
 DEATH_S = 2.0  # what a dying server gets to be gone after it has let go of its clients
 MIN_WARM_UP_JOBS, MAX_WARM_UP_JOBS = 16, 64
 TENANT_HEADER = "x-tenant"
-ALL_WAIT = {"max_num_queued_reqs": 1_000_000, "max_num_queued_tokens": 1_000_000_000}  # nobody is refused
+ALL_WAIT: Mapping[str, Any] = {  # nobody is refused
+    "max_num_queued_reqs": 1_000_000,
+    "max_num_queued_tokens": 1_000_000_000,
+}
 SERVED = "by `everystop serve` over HTTP"
 SHOWN = {"skip_special_tokens": False}  # a token without text would make no event
 
