@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import math
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from benchmarks.loadgen import main
 from tests.trial.fake_server import (
     HEAD,
@@ -33,7 +31,8 @@ from tests.trial.fake_server import (
 from everystop.observe.distribution import distribution_ms, percentile
 from everystop.sim.workloads import Job, Workload
 from everystop.trial.http_client import EventSplitter, Target
-from everystop.trial.http_load import LoadError, Run, _unless_interrupted, run_load
+from everystop.trial.http_load import LoadError, Run, run_load
+from everystop.trial.interrupts import ended_in_order
 
 STREAM = b": a comment\n\ndata: one\n\ndata:two\r\n\r\nid: 7\ndata: three\ndata: lines\n\ndata: \xe2\x80\xa8\n\n"
 
@@ -338,17 +337,21 @@ def test_the_command_prints_and_writes_and_fails_where_a_request_failed(
         assert main(["--url", server.url, "--workload", str(path)]) == 1
 
 
-def test_ctrl_c_ends_a_load_without_a_traceback_of_the_event_loop(capfd: pytest.CaptureFixture[str]) -> None:
-    async def load() -> Run:
-        os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.sleep(30)
-        raise AssertionError("the load went on")
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_ends_a_load_without_a_traceback_of_the_event_loop(
+    number: signal.Signals, raised: type[BaseException], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def answer(request: dict[str, Any]) -> bytes:
+        os.kill(os.getpid(), number)
+        return HEAD  # and never an end
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            assert runner.run(_unless_interrupted(load())) is None
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with ended_in_order():
+            handler = signal.getsignal(number)
+            with pytest.raises(raised):
+                run(answer, timeout_s=30.0)
+            assert signal.getsignal(number) is handler
     finally:
         signal.signal(signal.SIGINT, before)
     assert capfd.readouterr().err == ""
