@@ -36,6 +36,38 @@ struct RowTiles {
   int64_t count;
 };
 
+// Which lines of what comes later each pass over a tile fetches: blocks are cut into pieces, as many as make
+// at most one a pass.
+class Pieces {
+ public:
+  Pieces(const Upcoming& upcoming, int64_t num_passes, int64_t num_groups)
+      : upcoming_(upcoming), num_passes_(num_passes) {
+    if (upcoming.num_blocks == 0) return;
+    const int64_t lines = divide_up(upcoming.block_bytes, 64);
+    const int64_t pieces_a_block = std::max<int64_t>(1, num_passes / upcoming.num_blocks);
+    lines_per_group_ = static_cast<int>(divide_up(divide_up(lines, pieces_a_block), num_groups));
+    pieces_a_block_ = divide_up(lines, lines_per_group_ * num_groups);
+    piece_bytes_ = lines_per_group_ * num_groups * 64;
+    count_ = std::min(num_passes, pieces_a_block_ * upcoming.num_blocks);
+  }
+
+  int lines_per_group() const { return lines_per_group_; }
+
+  // Where the piece of a pass begins; null where it has none.
+  const uint8_t* of(int64_t pass) const {
+    const int64_t piece = pass * count_ / num_passes_;
+    if ((pass + 1) * count_ / num_passes_ == piece) return nullptr;
+    const int64_t block = upcoming_.blocks[piece / pieces_a_block_];
+    return upcoming_.base + block * upcoming_.block_stride + piece % pieces_a_block_ * piece_bytes_;
+  }
+
+ private:
+  const Upcoming& upcoming_;
+  int64_t num_passes_;
+  int64_t count_ = 0, pieces_a_block_ = 1, piece_bytes_ = 0;
+  int lines_per_group_ = 0;
+};
+
 void pack_int8_tile(const float* w, int64_t outputs, int64_t k, int offset, WeightGroup* tile) {
   int8_t q[kGroup];
   for (int64_t g = 0; g * kGroup < k; ++g) {
@@ -112,13 +144,14 @@ size_t activation_bytes(Dtype dtype, int64_t max_rows, int64_t k) {
 }
 
 void prepare_activations(Dtype dtype, const float* x, int64_t m, int64_t k, int64_t ldx, uint8_t* scratch,
-                         ThreadTeam& team) {
+                         ThreadTeam& team, const RowMaker& make_rows) {
   const LinearKernels& kernels = linear_kernels();
   const RowTiles tiles(m, kernels.max_tile_rows);
   const size_t row_bytes = activation_row_bytes(dtype, k);
   team.run(tiles.count, [&](int64_t tile, int) {
     const int64_t first = tiles.begin(tile);
     uint8_t* out = scratch + static_cast<size_t>(first) * row_bytes;
+    make_rows(first, tiles.rows(tile));
     if (dtype == Dtype::int8) {
       kernels.quantize_tile(x + first * ldx, ldx, tiles.rows(tile), k, out);
     } else {
@@ -128,7 +161,8 @@ void prepare_activations(Dtype dtype, const float* x, int64_t m, int64_t k, int6
 }
 
 void linear_forward(Dtype dtype, const uint8_t* packed, const uint8_t* activations, int64_t m, int64_t n,
-                    int64_t k, const float* bias, float* y, int64_t ldy, ThreadTeam& team) {
+                    int64_t k, const float* bias, float* y, int64_t ldy, ThreadTeam& team,
+                    const Upcoming& upcoming) {
   if (m == 0 || n == 0) return;
   assert(reinterpret_cast<uintptr_t>(packed) % 64 == 0);
   const LinearKernels& kernels = linear_kernels();
@@ -137,6 +171,7 @@ void linear_forward(Dtype dtype, const uint8_t* packed, const uint8_t* activatio
   const size_t tile_bytes = weight_tile_bytes(dtype, k);
   const size_t row_bytes = activation_row_bytes(dtype, k);
   const int64_t num_groups = divide_up(k, kGroup);
+  const Pieces pieces(upcoming, num_output_tiles * row_tiles.count, num_groups);
 
   // A share is a run of output tiles times a run of row tiles; few rows make short shares, so fewer of them.
   const int64_t shares_wanted = team.size() == 1 ? 1 : team.size() * (m < 16 ? 4 : 16);
@@ -166,9 +201,10 @@ void linear_forward(Dtype dtype, const uint8_t* packed, const uint8_t* activatio
         const uint8_t* x = activations + static_cast<size_t>(row) * row_bytes;
         // The passes over this tile of weights share the work of fetching the next.
         const int64_t pass = row_tile - first_row_tile;
+        const uint8_t* later = pieces.of(tile * row_tiles.count + row_tile);
         const Prefetch ahead{
             weights + tile_bytes + static_cast<size_t>(pass * num_groups * lines_per_group) * 64,
-            lines_per_group};
+            lines_per_group, later, later == nullptr ? 0 : pieces.lines_per_group()};
         const TileOutput out{bias == nullptr ? nullptr : bias + first_output, y + row * ldy + first_output,
                              ldy, static_cast<int>(std::min(kTileOutputs, n - first_output))};
         if (dtype == Dtype::int8) {

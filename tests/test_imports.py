@@ -162,6 +162,7 @@ ALLOWED = {
     "everystop.sim.recount": {
         "everystop.core.events",
         "everystop.observe.aftermath",
+        "everystop.observe.thread_share",
         "everystop.observe.metrics",
         "everystop.sim",
     },

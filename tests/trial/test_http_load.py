@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import math
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from benchmarks.loadgen import main
 from tests.trial.fake_server import (
     HEAD,
@@ -31,7 +33,7 @@ from tests.trial.fake_server import (
 from everystop.observe.distribution import distribution_ms, percentile
 from everystop.sim.workloads import Job, Workload
 from everystop.trial.http_client import EventSplitter, Target
-from everystop.trial.http_load import LoadError, Run, run_load
+from everystop.trial.http_load import Load, LoadError, Run, run_load
 from everystop.trial.interrupts import ended_in_order
 
 STREAM = b": a comment\n\ndata: one\n\ndata:two\r\n\r\nid: 7\ndata: three\ndata: lines\n\ndata: \xe2\x80\xa8\n\n"
@@ -337,21 +339,55 @@ def test_the_command_prints_and_writes_and_fails_where_a_request_failed(
         assert main(["--url", server.url, "--workload", str(path)]) == 1
 
 
-@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_signal_ends_a_load_without_a_traceback_of_the_event_loop(
-    number: signal.Signals, raised: type[BaseException], capfd: pytest.CaptureFixture[str]
-) -> None:
-    def answer(request: dict[str, Any]) -> bytes:
-        os.kill(os.getpid(), number)
-        return HEAD  # and never an end
+class PressingLoop(uvloop.Loop):  # type: ignore[misc]
+    """Is interrupted when everything is over but its own end."""
 
+    def close(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+        super().close()
+        signal.raise_signal(signal.SIGINT)
+
+
+async def go_on(load: Load) -> Run:
+    signal.raise_signal(signal.SIGINT)
+    await asyncio.sleep(300)
+    raise AssertionError("the load went on")
+
+
+async def end(load: Load) -> Run:
+    signal.raise_signal(signal.SIGINT)
+    return load._run
+
+
+async def end_undisturbed(load: Load) -> Run:
+    return load._run
+
+
+@pytest.mark.parametrize(("play", "loop"), [(go_on, uvloop.Loop), (end, uvloop.Loop), (end_undisturbed, PressingLoop)])
+def test_ctrl_c_ends_a_load_without_a_traceback_of_the_event_loop(
+    play: Any, loop: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its midst, in the turn in which it ends, and while its loop is put away."""
+    monkeypatch.setattr(Load, "run", play)
+    monkeypatch.setattr("everystop.trial.http_load.uvloop.new_event_loop", loop)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with ended_in_order():
-            handler = signal.getsignal(number)
-            with pytest.raises(raised):
-                run(answer, timeout_s=30.0)
-            assert signal.getsignal(number) is handler
+        with pytest.raises(KeyboardInterrupt):
+            run_load(make_workload(), Target(url="http://127.0.0.1:1"))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_signal_that_ends_processes_ends_a_load_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    def answer(request: dict[str, Any]) -> bytes:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return HEAD  # and never an end
+
+    with ended_in_order():
+        handler = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(SystemExit, match="143"):
+            run(answer, timeout_s=30.0)
+        assert signal.getsignal(signal.SIGTERM) is handler
     assert capfd.readouterr().err == ""

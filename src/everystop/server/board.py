@@ -11,6 +11,8 @@ from typing import Protocol
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import Abort, StepOutput, Submit
+from everystop.server.delivery import Deliveries
+from everystop.server.delivery import Part as DeliveryPart
 from everystop.server.errors import GenerationFailed, Overloaded, SlowReader
 from everystop.server.prompt_report import PromptReport
 from everystop.server.queue import Queue
@@ -87,10 +89,12 @@ class Generation:
         """What the reader has yet to take: tokens, and the log-probabilities told with each."""
         return len(self._pending) * self._values_a_token
 
-    def push(self, output: StepOutput) -> None:
-        """Take one output of the engine; the reader is woken once for all that have come since it slept."""
+    def push(self, output: StepOutput) -> bool:
+        """Take one output of the engine; the reader is woken once for all that have come since it slept, and whether it
+        was is returned.
+        """
         self._pending.append(output)
-        self._wake()
+        return self._wake()
 
     def fail(self, error: Exception) -> None:
         """End the generation for its reader."""
@@ -98,9 +102,11 @@ class Generation:
             self._failure = error
         self._wake()
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _wake(self) -> bool:
+        if self._waiter is None or self._waiter.done():
+            return False
+        self._waiter.set_result(None)
+        return True
 
     async def outputs(self) -> list[StepOutput]:
         """All outputs since the last call, waiting for the first; raises what `fail` was given."""
@@ -128,6 +134,7 @@ class Board:
         self._by_id: dict[int, Generation] = {}
         self._open: dict[Generation, None] = {}  # until closed: also those of which nothing is computed any more
         self.aborted: Counter[str] = Counter()
+        self.deliveries = Deliveries()
 
     @property
     def num_sequences(self) -> int:
@@ -170,15 +177,17 @@ class Board:
 
     def deliver(self, outputs: Sequence[StepOutput]) -> None:
         """One step's outputs; those of forgotten requests are dropped."""
+        self.deliveries.begin()
         self.queue.catch_up()
-        by_id = self._by_id
+        by_id, num_woken = self._by_id, 0
         for output in outputs:
             generation = by_id.get(output.request_id)
             if generation is None:
                 continue
             if output.finish_reason is not None or output.refused:
                 self._forget(output.request_id)
-            generation.push(output)
+            num_woken += generation.push(output)
+        self.deliveries.handed_out(len(outputs), num_woken)
 
     def _forget(self, request_id: int) -> bool:
         """Whether it was known; its room in the queue is free again."""
@@ -190,6 +199,7 @@ class Board:
     def close(self, generation: Generation, error: type[Exception] = Exception) -> None:
         """Forget a generation; what is unfinished is aborted in the engine, because of an `error` of that kind."""
         self._open.pop(generation, None)
+        self.deliveries.give_turn(generation)
         unfinished = tuple(key for key in generation.by_id if self._forget(key))
         if unfinished:
             self.aborted[error.__name__] += len(unfinished)
@@ -222,7 +232,19 @@ class Board:
         Raises what ended the generation from outside; the iterator raises RequestError or Overloaded (refused by the
         engine) or GenerationFailed after all that came before.
         """
-        return self._read(generation, await generation.outputs())
+        self.deliveries.give_turn(generation)
+        outputs = await generation.outputs()
+        self.deliveries.take_turn(generation)
+        return self._timed(generation, self._read(generation, outputs))
+
+    def _timed(self, generation: Generation, parts: Iterator[Part]) -> Iterator[Part]:
+        """The same; making one is detokenising, and what its reader does with it before the next is encoding."""
+        mark = self.deliveries.mark
+        for part in parts:
+            mark(DeliveryPart.DETOKENISE, generation)
+            yield part
+            mark(DeliveryPart.ENCODE, generation)
+        mark(DeliveryPart.DETOKENISE, generation)
 
     def _read(self, generation: Generation, outputs: list[StepOutput]) -> Iterator[Part]:
         if generation.report is not None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import signal
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from everystop.core.errors import EverystopError
 from everystop.observe.distribution import distribution_ms
 from everystop.sim.workloads import Workload
 from everystop.trial.http_client import Connection, Record, Target
-from everystop.trial.interrupts import ENDS
+from everystop.trial.interrupts import Interrupt, delayed_interrupts
 
 
 class LoadError(EverystopError):
@@ -81,43 +79,22 @@ def run_load(
 ) -> Run:
     """Send all jobs, wait for all ends; blocks. What went wrong stands in the records.
 
-    Ctrl-C ends the load and raises KeyboardInterrupt; other signals that raise something end it, too.
+    Ctrl-C ends the load and raises KeyboardInterrupt; so do, with what they raise, the signals of `ended_in_order`.
     """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        run = runner.run(_unless_interrupted(Load(workload, target, num_clients, progress).run()))
-    if isinstance(run, signal.Signals):
-        signal.raise_signal(run)  # whose handler raises, now that no event loop is there to be left in pieces
+    load = Load(workload, target, num_clients, progress)
+    with delayed_interrupts() as interrupt, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        run = runner.run(_unless_interrupted(load.run(), interrupt))
+    if run is None:
         raise KeyboardInterrupt
     return run
 
 
-async def _unless_interrupted(load: Coroutine[Any, Any, Run]) -> Run | signal.Signals:
-    """The run, or the signal that has ended it; handlers are as they were then."""
-    task, loop = asyncio.create_task(load), asyncio.get_running_loop()
-    came: list[signal.Signals] = []
-
-    def end(number: signal.Signals) -> None:
-        came.append(number)
-        task.cancel()
-
-    handlers = _signal_handlers()
-    for number in handlers:
-        loop.add_signal_handler(number, end, number)
-    try:
-        await asyncio.wait([task])
-    finally:
-        for number, handler in handlers.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
-    return came[0] if came and task.cancelled() else task.result()
-
-
-def _signal_handlers() -> dict[signal.Signals, Callable[..., Any]]:
-    """What is called when a signal comes that ends programs; nothing outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDS)}
-    return {number: handler for number, handler in found.items() if callable(handler)}
+async def _unless_interrupted(load: Coroutine[Any, Any, Run], interrupt: Interrupt) -> Run | None:
+    """The run, or None where a signal has cut it off."""
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(load)
+    interrupt.then(lambda: loop.call_soon_threadsafe(task.cancel))
+    await asyncio.wait([task])
+    return None if task.cancelled() else task.result()
 
 
 class Load:
