@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,7 +32,7 @@ from everystop.trial.http_load import LoadError
 from everystop.trial.on_engine import check_workload
 from everystop.trial.recorded import Played, joined, play
 from everystop.trial.repeats import warm_up_workload
-from everystop.trial.server_process import SERVE, ServerFailed, ServerProcess
+from everystop.trial.server_process import SERVE, ServerFailed, ServerProcess, command_line, without_settings
 
 MAX_RUN_S = 300.0  # the longest takes some twenty seconds
 DEATH_S = 2.0  # what a dying server gets to be gone after it has let go of its clients
@@ -157,7 +158,8 @@ class ServerLab:
             own = folder / f"server-{number}"
             own.mkdir()
             recording = replace(config, record=str(own / "record.gz"))
-            stands[config] = _Stand(number, ServerProcess(recording, own, self._command), recording)
+            server = ServerProcess(command_line(recording), own, self._command, without_settings(os.environ))
+            stands[config] = _Stand(number, server, recording)
         return stands[config]
 
     def _play_all(
