@@ -168,7 +168,13 @@ ALLOWED = {
     },
     # Runs workloads on engines that it builds itself, or as a client of a server, which may be its own child; what
     # comes out is `observe`'s.
-    "everystop.trial": {"everystop.observe", "everystop.sim.workloads", ERRORS, DURATIONS},
+    "everystop.trial": {
+        "everystop.observe",
+        "everystop.sim.workloads",
+        "everystop.trial.server_process",
+        ERRORS,
+        DURATIONS,
+    },
     "everystop.trial.bench": {
         *STARTERS,
         NATIVE,

@@ -33,7 +33,6 @@ from everystop.engine.engine import Engine
 from everystop.observe.comparison import Run
 from everystop.observe.formulas import static_steps
 from everystop.sim.workloads import Dice, Job, Workload
-from everystop.trial import server_process
 from everystop.trial.on_engine import EngineRun, Sampling
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +74,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[b
 
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{ROOT}")
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(server_process.subprocess, "Popen", Listed)
+    monkeypatch.setattr(subprocess, "Popen", Listed)
     yield started
     left = [process.pid for process in started if process.poll() is None]
     for process in started:

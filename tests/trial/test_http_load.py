@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import select
 import signal
 import socket
@@ -33,6 +34,7 @@ from everystop.observe.distribution import distribution_ms, percentile
 from everystop.sim.workloads import Job, Workload
 from everystop.trial.http_client import EventSplitter, Target
 from everystop.trial.http_load import Load, LoadError, Run, run_load
+from everystop.trial.interrupts import ended_in_order
 
 STREAM = b": a comment\n\ndata: one\n\ndata:two\r\n\r\nid: 7\ndata: three\ndata: lines\n\ndata: \xe2\x80\xa8\n\n"
 
@@ -375,4 +377,17 @@ def test_ctrl_c_ends_a_load_without_a_traceback_of_the_event_loop(
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_signal_that_ends_processes_ends_a_load_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    def answer(request: dict[str, Any]) -> bytes:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return HEAD  # and never an end
+
+    with ended_in_order():
+        handler = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(SystemExit, match="143"):
+            run(answer, timeout_s=30.0)
+        assert signal.getsignal(signal.SIGTERM) is handler
     assert capfd.readouterr().err == ""

@@ -25,7 +25,7 @@ class Thing:
 
 
 def test_an_interrupt_that_the_collector_drops_is_raised_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    dropped = []
+    dropped: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", dropped.append)
     with noted_interrupts() as check:
         check()
@@ -59,7 +59,7 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
 @pytest.mark.parametrize("number", ENDS)
 def test_a_signal_that_would_kill_lets_what_was_started_be_ended(number: signal.Signals) -> None:
     before = signal.signal(number, signal.SIG_DFL)
-    ended = []
+    ended: list[str] = []
     try:
         with pytest.raises(SystemExit) as exit_info:
             raise_beside_what_was_started(number, ended)

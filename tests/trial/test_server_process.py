@@ -11,7 +11,7 @@ import pytest
 from everystop.cli import settings
 from everystop.config import Config
 from everystop.trial import server_process
-from everystop.trial.server_process import ServerFailed, ServerProcess, command_line, environment
+from everystop.trial.server_process import ServerFailed, ServerProcess, command_line, without_settings
 
 
 def read_back(config: Config) -> Config:
@@ -41,12 +41,12 @@ def test_defaults_are_not_repeated() -> None:
 
 def test_settings_of_the_environment_do_not_reach_the_server() -> None:
     given = {"PATH": "/bin", "EVERYSTOP_HOME": "/h", "EVERYSTOP_ISA": "avx2", "EVERYSTOP_PORT": "1", "EVERYSTOP_X": ""}
-    assert environment(given) == {"PATH": "/bin", "EVERYSTOP_HOME": "/h", "EVERYSTOP_ISA": "avx2"}
+    assert without_settings(given) == {"PATH": "/bin", "EVERYSTOP_HOME": "/h", "EVERYSTOP_ISA": "avx2"}
 
 
 def child(program: str, folder: Path) -> ServerProcess:
-    """A server whose program is this; it may read what it was started with."""
-    return ServerProcess(Config(), folder, (sys.executable, "-c", program))
+    """A server whose program is this."""
+    return ServerProcess([], folder, (sys.executable, "-c", program))
 
 
 SERVES = "print('Serving on http://127.0.0.1:7 (try it)', flush=True);"

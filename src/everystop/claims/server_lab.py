@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,16 +32,16 @@ from everystop.trial.http_load import LoadError
 from everystop.trial.on_engine import check_workload
 from everystop.trial.recorded import Played, joined, play
 from everystop.trial.repeats import warm_up_workload
-from everystop.trial.server_process import SERVE, ServerFailed, ServerProcess
+from everystop.trial.server_process import SERVE, ServerFailed, ServerProcess, command_line, without_settings
 
 MAX_RUN_S = 300.0  # the longest takes some twenty seconds
 DEATH_S = 2.0  # what a dying server gets to be gone after it has let go of its clients
 MIN_WARM_UP_JOBS, MAX_WARM_UP_JOBS = 16, 64
 TENANT_HEADER = "x-tenant"
-ALL_WAIT: Mapping[str, Any] = {
+ALL_WAIT: Mapping[str, Any] = {  # nobody is refused
     "max_num_queued_reqs": 1_000_000,
     "max_num_queued_tokens": 1_000_000_000,
-}  # nobody is refused
+}
 SERVED = "by `everystop serve` over HTTP"
 SHOWN = {"skip_special_tokens": False}  # a token without text would make no event
 
@@ -157,7 +158,8 @@ class ServerLab:
             own = folder / f"server-{number}"
             own.mkdir()
             recording = replace(config, record=str(own / "record.gz"))
-            stands[config] = _Stand(number, ServerProcess(recording, own, self._command), recording)
+            server = ServerProcess(command_line(recording), own, self._command, without_settings(os.environ))
+            stands[config] = _Stand(number, server, recording)
         return stands[config]
 
     def _play_all(

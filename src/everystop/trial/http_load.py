@@ -79,7 +79,7 @@ def run_load(
 ) -> Run:
     """Send all jobs, wait for all ends; blocks. What went wrong stands in the records.
 
-    Ctrl-C ends the load and raises KeyboardInterrupt.
+    Ctrl-C ends the load and raises KeyboardInterrupt; so do, with what they raise, the signals of `ended_in_order`.
     """
     load = Load(workload, target, num_clients, progress)
     with delayed_interrupts() as interrupt, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -90,7 +90,7 @@ def run_load(
 
 
 async def _unless_interrupted(load: Coroutine[Any, Any, Run], interrupt: Interrupt) -> Run | None:
-    """The run, or None where Ctrl-C has cut it off."""
+    """The run, or None where a signal has cut it off."""
     loop, task = asyncio.get_running_loop(), asyncio.create_task(load)
     interrupt.then(lambda: loop.call_soon_threadsafe(task.cancel))
     await asyncio.wait([task])

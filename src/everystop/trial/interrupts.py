@@ -44,21 +44,21 @@ def noted_interrupts() -> Iterator[Callable[[], None]]:
 
 
 class Interrupt:
-    """Whether Ctrl-C has been pressed, and what is to be done at once when it is."""
+    """Which signal came first of Ctrl-C and those that end a process, None so far, and what is to be done at once."""
 
     def __init__(self) -> None:
-        self.is_pressed = False
+        self.number: int | None = None
         self._act: Callable[[], object] = lambda: None
 
     def then(self, act: Callable[[], object]) -> None:
-        """Call this at each press, or now if there has been one; a RuntimeError of a loop that is closed is no harm."""
+        """Call this at each signal, or now if there has been one; a RuntimeError of a closed loop is no harm."""
         self._act = act
-        if self.is_pressed:
+        if self.number is not None:
             self._do()
 
     def press(self, number: int, frame: FrameType | None) -> None:
-        """The handler of the signal."""
-        self.is_pressed = True
+        """The handler of the signals."""
+        self.number = self.number or number
         self._do()
 
     def _do(self) -> None:
@@ -68,22 +68,24 @@ class Interrupt:
 
 @contextmanager
 def delayed_interrupts() -> Iterator[Interrupt]:
-    """Inside, Ctrl-C raises nothing; behind the block it does what it would have done before it.
+    """Inside, neither Ctrl-C raises anything nor a signal of `ended_in_order`; behind the block the first one that came
+    does what it would have done before it.
 
-    Changes nothing outside the main thread, or where Ctrl-C is ignored.
+    Changes nothing outside the main thread, or where no function handles the signal.
     """
     interrupt = Interrupt()
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield interrupt
-        return
-    signal.signal(signal.SIGINT, interrupt.press)
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDS) if is_main}
+    delayed = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in delayed:
+        signal.signal(number, interrupt.press)
     try:
         yield interrupt
     finally:
-        signal.signal(signal.SIGINT, before)
-    if interrupt.is_pressed:
-        before(signal.SIGINT, None)
+        for number, handler in delayed.items():
+            signal.signal(number, handler)
+    if interrupt.number is not None:
+        delayed[signal.Signals(interrupt.number)](interrupt.number, None)
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from typing import Any
 from everystop.config import Config
 from everystop.core.errors import EverystopError
 
-SERVE = (sys.executable, "-m", "everystop", "serve")
-START_S, END_S, POLL_S = 60.0, 60.0, 0.01
+SERVE = (sys.executable, "-P", "-m", "everystop", "serve")
+START_S, END_S, POLL_S = 600.0, 60.0, 0.01
 NUM_LAST_LINES = 3
 PREFIX = "EVERYSTOP_"
 KEPT = ("EVERYSTOP_HOME", "EVERYSTOP_ISA")  # of our variables; all others are settings, and those are given as flags
@@ -30,13 +30,20 @@ class ServerFailed(EverystopError):
 
 
 class ServerProcess:
-    """A server of this configuration, which it gets as flags; `with` ends it, gently unless something was raised.
+    """A server of these options, which should take a free port; `with` ends it, gently unless something was raised.
 
-    `folder` gets what it prints and logs. Ctrl-C in a terminal does not reach it.
+    `folder` gets what it prints and logs, and `variables` are its environment. Ctrl-C in a terminal does not reach it.
     """
 
-    def __init__(self, config: Config, folder: Path, command: Sequence[str] = SERVE) -> None:
-        self._words = [*command, *command_line(config)]
+    def __init__(
+        self,
+        options: Sequence[str],
+        folder: Path,
+        command: Sequence[str] = SERVE,
+        variables: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._words = [*command, *options]
+        self._variables = variables
         self._screen, self._log = folder / "screen.txt", folder / "log.txt"
         self._process: subprocess.Popen[bytes]
         self._url: str | None = None
@@ -49,7 +56,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=screen,
                 stderr=log,
-                env=environment(os.environ),
+                env=self._variables,
                 start_new_session=True,
             )
         return self
@@ -69,9 +76,9 @@ class ServerProcess:
             self._kill()
             if not isinstance(failure, subprocess.TimeoutExpired):
                 raise
-            raise ServerFailed(f"the server did not end within {END_S:g} s{self._last_words()}") from None
+            raise ServerFailed(f"the server did not end within {END_S:g} s{self.last_words()}") from None
         if code:
-            raise ServerFailed(f"the server ended with {_in_words(code)}{self._last_words()}")
+            raise ServerFailed(f"the server ended with {_in_words(code)}{self.last_words()}")
 
     @property
     def pid(self) -> int:
@@ -82,13 +89,13 @@ class ServerProcess:
         """Where it serves, once it does; raises ServerFailed."""
         deadline_s = time.monotonic() + START_S
         while self._url is None:
-            found = re.search(rb"^Serving on (http://\S+)", self._screen.read_bytes(), re.MULTILINE)
+            found = re.search(rb"^Serving on (\S+)", self._screen.read_bytes(), re.MULTILINE)
             if found is not None:
                 self._url = found[1].decode()
                 break
             self.check()
             if time.monotonic() > deadline_s:
-                raise ServerFailed(f"the server did not serve within {START_S:g} s{self._last_words()}")
+                raise ServerFailed(f"the server did not serve within {START_S:g} s{self.last_words()}")
             time.sleep(POLL_S)
         return self._url
 
@@ -96,7 +103,7 @@ class ServerProcess:
         """Raise ServerFailed if it has ended, or does so within that time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(patience_s)
-            raise ServerFailed(f"the server ended by itself with {_in_words(code)}{self._last_words()}")
+            raise ServerFailed(f"the server ended by itself with {_in_words(code)}{self.last_words()}")
 
     def ask_to_end(self) -> None:
         """Have it finish what it has accepted, and end; the end of `with` waits for that."""
@@ -107,7 +114,8 @@ class ServerProcess:
         self._process.kill()
         self._process.wait()
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The end of its log behind a colon; nothing where it has said nothing."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-NUM_LAST_LINES:]
         return f": {' / '.join(line.strip() for line in lines)}" if lines else ""
 
@@ -130,8 +138,8 @@ def _flag(flag: str, value: Any) -> Iterator[str]:
         yield from (f"{flag}={each}" for each in (value if isinstance(value, tuple) else (value,)))
 
 
-def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Without the variables that would set what no flag sets."""
+def without_settings(variables: Mapping[str, str]) -> dict[str, str]:
+    """Without those that would set what no flag sets."""
     return {name: value for name, value in variables.items() if not name.startswith(PREFIX) or name in KEPT}
 
 
