@@ -150,6 +150,7 @@ class Decoder {
     int64_t StepTimes::* part;
     Upcoming upcoming = {};
     RowMaker make_rows = {};
+    NextLayer next = {};
   };
 
   RequestState& find(int64_t request_id);
