@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from everystop.server.fields import Effect, Field
-from everystop.server.protocol import CHAT_FIELDS, COMMON_FIELDS, COMPLETION_FIELDS, STREAM_OPTION_FIELDS
+from everystop.server.openai_fields import CHAT_FIELDS, COMMON_FIELDS, COMPLETION_FIELDS, STREAM_OPTION_FIELDS
 from everystop.server.tgi import GENERATE_PARAMETERS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -13,7 +13,8 @@ from tests.server.schemas import JSON, is_valid, near
 from everystop.core.errors import RequestError, UnsupportedField
 from everystop.server import fields
 from everystop.server.fields import Effect, Field, object_schema, read_fields
-from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, Accepted, parse_chat, parse_completion
+from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS
+from everystop.server.protocol import Accepted, parse_chat, parse_completion
 
 TABLES = {"completions": COMPLETION_FIELDS, "chat": CHAT_FIELDS}
 ROWS = [(name, row) for name, row in COMPLETION_FIELDS.items()] + [

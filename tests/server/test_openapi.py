@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.server.parrot import ParrotServer, parrot
 
+from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from everystop.server.openapi import operations_of
 from everystop.server.operations import OPERATIONS
-from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS
 from everystop.server.routes import GENERATIONS
 from everystop.server.tgi import COMPAT_FIELDS, GENERATE_PARAMETERS
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.server.parrot import EOS, VOCAB, ParrotServer
 
 from everystop.core.errors import RequestError
-from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, MAX_JSON_MARKS, PARAMETER_FIELDS, parse_json
+from everystop.server.json_body import MAX_JSON_MARKS, parse_json
+from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS, PARAMETER_FIELDS
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
