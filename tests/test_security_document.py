@@ -47,7 +47,7 @@ def test_bounds_are_those_of_the_code() -> None:
         template_sandbox,
         tokenizer_files,
     )
-    from everystop.server import bodies, http, json_body, json_shape, openai_fields, prompt_report, protocol
+    from everystop.server import aside, bodies, http, json_body, json_shape, openai_fields, prompt_report, protocol
 
     mib = 1 << 20
     bounds = TEXT.split("### Bounds")[1].split("## Published")[0]
@@ -55,6 +55,8 @@ def test_bounds_are_those_of_the_code() -> None:
         f"header block | {http.MAX_HEADER_BYTES >> 10} KiB",
         f"receive a request | {http.RECEIVE_S:g} s",
         f"{bodies.MAX_BODY_BYTES // mib} MiB; {bodies.MAX_BODIES_BYTES // mib} MiB",
+        f"at once; their bodies | {aside.MAX_JOBS}; {aside.MAX_BODIES_BYTES // mib} MiB",
+        f"of all answers | {http.MAX_UNSENT_BYTES // mib} MiB; {http.MAX_UNSENT_BYTES_IN_ALL // mib} MiB",
         f"{json_body.MAX_JSON_MARKS:,}; {json_shape.MAX_DEPTH}",
         f"{openai_fields.MAX_PROMPTS:,}; {openai_fields.MAX_N}; {protocol.MAX_SEQUENCES:,}",
         f"{openai_fields.RANGES['logprobs'][1]}; {prompt_report.MAX_ENTRIES:,}",

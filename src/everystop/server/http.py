@@ -122,7 +122,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._end_deadline()
         owed = self._open_cycles
         broken = owed[-1] if owed and owed[-1].more_body and not owed[-1].response_started else None
-        dialect = dialect_of(broken.scope) if broken is not None else Dialect.OPENAI
+        dialect = Dialect.OPENAI if broken is None else dialect_of(broken.scope)  # type: ignore[arg-type]
         if broken is not None:
             self._forget_last()
         if owed:

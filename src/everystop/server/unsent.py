@@ -46,4 +46,4 @@ class WholeResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send_body(scope, send, self.body)
+        await send_body(scope, send, bytes(self.body))
