@@ -286,7 +286,7 @@ def test_reader_and_schema_agree(name: str, data: st.DataObject) -> None:
         ({"typical_p": 0.9}, "typical_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"max_new_tokens": 5000}, "max_tokens"),
+        ({"max_new_tokens": 5000}, "lower max_new_tokens"),
         ({"truncate": 0}, "truncate"),
         ({"truncate": 1024}, "truncate"),
         ({"stop": [""]}, "stop"),

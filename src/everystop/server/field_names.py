@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping
 from typing import TypeVar
@@ -13,15 +12,14 @@ E = TypeVar("E", bound=Exception)
 
 
 def in_names(error: E, names: Mapping[str, str]) -> E:
-    """The same error, which calls fields by these names; one that is not about a request stays as it is.
+    """The same error, which calls fields by these names now; one that is not about a request stays as it is.
 
     Example: with {"max_tokens": "max_new_tokens"}, "lower max_tokens to 5" becomes "lower max_new_tokens to 5".
     """
     if not names or not isinstance(error, RequestError):
         return error
     field = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, names))})(?![\w-])")
-    renamed = copy.copy(error)
-    renamed.args = (field.sub(lambda found: names[found[0]], str(error)),)
+    error.args = (field.sub(lambda found: names[found[0]], str(error)),)
     if error.param is not None:
-        renamed.param = field.sub(lambda found: names[found[0]], error.param)
-    return renamed
+        error.param = field.sub(lambda found: names[found[0]], error.param)
+    return error
