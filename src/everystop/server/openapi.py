@@ -19,7 +19,7 @@ from everystop.server.paths import OPEN_PATHS, PATHS, TGI_PATHS
 ABOUT = """\
 An LLM inference server. Fields that are null are absent; unknown fields are refused by name. Every answer to a
 generation carries its id in the header x-request-id, which a client may set. Headers over 64 KiB get 431, requests that
-do not arrive within a minute 408, both without a body."""
+do not arrive within a minute 408, what is no HTTP 400 or 505: errors in OpenAI's shape, and the connection ends."""
 
 
 def describe(routes: Sequence[BaseRoute], *, has_keys: bool) -> dict[str, Any]:
