@@ -387,7 +387,7 @@ void Decoder::project_exactly(const Projection& p) {
   prepare_activations(config_.dtype, p.x, p.m, p.k, p.k, activations_.get(), team_, p.make_rows);
   note(&StepTimes::prepare);
   linear_forward(config_.dtype, p.weights, activations_.get(), p.m, p.n, p.k, p.bias, p.y, p.ldy, team_,
-                 p.upcoming);
+                 p.upcoming, p.next);
   note(p.part);
 }
 
@@ -485,8 +485,18 @@ void Decoder::run_attention_block(int64_t layer) {
   const auto norm = [&](int64_t first, int64_t count) {
     normalize(first, count, layer == 0 ? nullptr : delta_.get(), w.attn_norm);
   };
-  project({w.qkv, normed_.get(), num_live_, c.qkv_size(), c.hidden_size, w.qkv_bias, qkv_.get(), c.qkv_size(),
-           &StepTimes::qkv, upcoming_keys(layer, &StepTimes::qkv), RowMaker(norm)});
+  project({w.qkv,
+           normed_.get(),
+           num_live_,
+           c.qkv_size(),
+           c.hidden_size,
+           w.qkv_bias,
+           qkv_.get(),
+           c.qkv_size(),
+           &StepTimes::qkv,
+           upcoming_keys(layer, &StepTimes::qkv),
+           RowMaker(norm),
+           {w.o, c.hidden_size, c.q_size()}});
   rotate_and_store(layer);
   if (layer + 1 == c.num_layers) {
     keep_wanted();
@@ -494,8 +504,18 @@ void Decoder::run_attention_block(int64_t layer) {
   } else {
     attend(layer, tiles_);
   }
-  project({w.o, attended_.get(), num_live_, c.hidden_size, c.q_size(), nullptr, delta_.get(), c.hidden_size,
-           &StepTimes::o, upcoming_keys(layer + 1, &StepTimes::o)});
+  project({w.o,
+           attended_.get(),
+           num_live_,
+           c.hidden_size,
+           c.q_size(),
+           nullptr,
+           delta_.get(),
+           c.hidden_size,
+           &StepTimes::o,
+           upcoming_keys(layer + 1, &StepTimes::o),
+           {},
+           {w.gate_up, 2 * c.intermediate_size, c.hidden_size}});
 }
 
 // Drops tokens whose logits nobody wants: of them, only keys and values outlive the step.
@@ -514,8 +534,18 @@ void Decoder::run_mlp_block(int64_t layer) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const int64_t inner = c.intermediate_size;
   const auto norm = [&](int64_t first, int64_t count) { normalize(first, count, delta_.get(), w.mlp_norm); };
-  project({w.gate_up, normed_.get(), num_live_, 2 * inner, c.hidden_size, nullptr, gate_up_.get(), 2 * inner,
-           &StepTimes::gate_up, upcoming_keys(layer + 1, &StepTimes::gate_up), RowMaker(norm)});
+  project({w.gate_up,
+           normed_.get(),
+           num_live_,
+           2 * inner,
+           c.hidden_size,
+           nullptr,
+           gate_up_.get(),
+           2 * inner,
+           &StepTimes::gate_up,
+           upcoming_keys(layer + 1, &StepTimes::gate_up),
+           RowMaker(norm),
+           {w.down, c.hidden_size, inner}});
   const auto activate = [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       const float* gate = gate_up_.get() + t * 2 * inner;
@@ -523,7 +553,10 @@ void Decoder::run_mlp_block(int64_t layer) {
     }
   };
   project({w.down, activated_.get(), num_live_, c.hidden_size, inner, nullptr, delta_.get(), c.hidden_size,
-           &StepTimes::down, upcoming_keys(layer + 1, &StepTimes::down), RowMaker(activate)});
+           &StepTimes::down, upcoming_keys(layer + 1, &StepTimes::down), RowMaker(activate),
+           layer + 1 == c.num_layers ? NextLayer{weights_.lm_head, c.vocab_size, c.hidden_size}
+                                     : NextLayer{weights_.layers[static_cast<size_t>(layer) + 1].qkv,
+                                                 c.qkv_size(), c.hidden_size}});
 }
 
 void Decoder::run_layers() {

@@ -104,7 +104,7 @@ class Decoder {
   void release(int64_t request_id);
 
   // Copies blocks (source, destination), computes all rows, and samples where logits_from < num_tokens. Per
-  // row: tokens[r] is the sampled id, kNoToken or kFailedToken; logprobs()[r] is filled where the request
+  // row: tokens[r] is the sampled id, kNoToken, kFailedToken or kMaskedToken; logprobs()[r] is filled where the request
   // asks. A sampled token becomes the request's next one, except in the last num_padded_rows rows, whose
   // results are thrown away. `prompts`, in the order of the rows, asks for scores: prompt_logprobs() has
   // them, one after the other; a row of which one is not finite fails.
@@ -150,6 +150,7 @@ class Decoder {
     int64_t StepTimes::* part;
     Upcoming upcoming = {};
     RowMaker make_rows = {};
+    NextLayer next = {};
   };
 
   RequestState& find(int64_t request_id);

@@ -70,12 +70,19 @@ struct Upcoming {
   int64_t block_bytes;
 };
 
+// The layer that comes next, whose first weights are fetched at the end of this one; none where packed is
+// null.
+struct NextLayer {
+  const uint8_t* packed;
+  int64_t n, k;
+};
+
 // y [m, n] (rows ldy floats apart) = x · wᵀ + bias [n], where bias may be null. `packed` is aligned to 64
 // bytes and only read. A NaN or infinity in a row of x makes that row of y not finite and leaves the others
 // untouched.
 void linear_forward(Dtype dtype, const uint8_t* packed, const uint8_t* activations, int64_t m, int64_t n,
                     int64_t k, const float* bias, float* y, int64_t ldy, ThreadTeam& team,
-                    const Upcoming& upcoming = {});
+                    const Upcoming& upcoming = {}, const NextLayer& next = {});
 
 // The slow, obvious version of prepare_activations and linear_forward together; the oracle of the tests.
 void linear_naive(Dtype dtype, const uint8_t* packed, const float* x, int64_t m, int64_t n, int64_t k,

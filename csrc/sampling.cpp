@@ -104,6 +104,7 @@ class RowSampler {
     if (settings_.changes_logits()) {
       process_logits();
       max_ = kernels_.max_of(x_, n_, &finite);
+      if (max_ == -INFINITY) return kMaskedToken;
       if (!(max_ >= -FLT_MAX && max_ <= FLT_MAX)) return kFailedToken;
     }
     const int32_t token =

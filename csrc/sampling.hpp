@@ -16,7 +16,8 @@ namespace everystop {
 // Temperatures below this are greedy: 1 / temperature would leave the range where exponents mean anything.
 constexpr float kGreedyTemperature = 1e-5f;
 constexpr int32_t kNoToken = -1;
-constexpr int32_t kFailedToken = -2;  // the logits are not finite, or every token is masked
+constexpr int32_t kFailedToken = -2;  // the logits are not finite
+constexpr int32_t kMaskedToken = -3;  // every token is masked
 constexpr int kMaxLogprobs = 64;
 
 struct SamplingSettings {

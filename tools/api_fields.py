@@ -4,7 +4,7 @@
     python -m tools.api_fields --check    # says which page is out of date, and exits with 1 if one is
 
 A table stands between two comments, which nobody sees who reads a page: `<!--fields chat honoured-->` and `<!--/-->`.
-The first word is a table of `TABLES`, the rest an effect.
+The first word is a table of `TABLES`, the rest an effect. `<!--error codes-->` is the table of all codes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any
 
 from tools.pages import markdown_table, refresh
 
+from everystop.server.error_codes import CODES
 from everystop.server.fields import Effect, Field
-from everystop.server.protocol import CHAT_FIELDS, COMMON_FIELDS, COMPLETION_FIELDS, STREAM_OPTION_FIELDS
+from everystop.server.openai_fields import CHAT_FIELDS, COMMON_FIELDS, COMPLETION_FIELDS, STREAM_OPTION_FIELDS
 from everystop.server.tgi import GENERATE_PARAMETERS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = (DOCS / "api.md", DOCS / "tgi.md")
+CODES_TABLE = re.compile(r"(<!--error codes-->\n)(.*?)(<!--/-->)", re.DOTALL)
 TABLE = re.compile(r"(<!--fields (\w+) ([\w ]+)-->\n)(.*?)(<!--/-->)", re.DOTALL)
 
 
@@ -86,6 +88,14 @@ def table_of(rows: Mapping[str, Field], effect: Effect) -> str:
     return markdown_table(("field", "takes", TITLES[effect]), lines)
 
 
+def codes_table() -> str:
+    """The codes of errors, by status, as a table in Markdown."""
+    lines = ["| status | `code` | when |", "|---|---|---|"]
+    for code, meaning in sorted(CODES.items(), key=lambda item: item[1].status):
+        lines.append(f"| {meaning.status} | `{code}` | {meaning.when} |")
+    return "\n".join(lines) + "\n"
+
+
 def filled(page: str) -> str:
     """The page with all its tables as they are now; raises KeyError or ValueError for one that there is not."""
 
@@ -93,6 +103,7 @@ def filled(page: str) -> str:
         begin, table, effect, _, end = found.groups()
         return begin + table_of(TABLES[table], Effect(effect)) + end
 
+    page = CODES_TABLE.sub(lambda found: found[1] + codes_table() + found[3], page)
     return TABLE.sub(fill, page)
 
 

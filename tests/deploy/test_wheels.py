@@ -51,13 +51,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(1800)]
 
 
 def python_of(version: str) -> str | None:
-    """The path of a Python that can make a wheel or an environment."""
+    """The path of a Python that can make a wheel and an environment: this one, one on the PATH, or one of pyenv's."""
     query = (
-        "import ensurepip, os, sys, sysconfig, venv; assert os.path.exists(sysconfig.get_path('include') + '/Python.h')"
+        "import ensurepip, os, sys, sysconfig, venv; "
+        "assert os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')); "
+        f"assert sys.version.startswith('{version}.'); print(os.path.realpath(sys._base_executable))"
     )
-    query += f"; assert sys.version.startswith('{version}.'); print(os.path.realpath(sys._base_executable))"
-    ours = [sys.executable] if version == RUNNING else []
-    for candidate in (*ours, f"python{version}"):
+    candidates = [sys.executable] if version == RUNNING else []
+    candidates.append(f"python{version}")
+    candidates += map(str, sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")))
+    for candidate in candidates:
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             return subprocess.run([candidate, "-c", query], capture_output=True, text=True, check=True).stdout.strip()
     return None

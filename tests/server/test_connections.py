@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tests.server.parrot import ParrotServer, parrot, parse_events, wait_until
 
-from everystop.server import http, listener
-from everystop.server.http import MAX_BODY_BYTES
+from everystop.server import bodies, framing, http, listener
+from everystop.server.bodies import MAX_BODY_BYTES
 
 COMPLETIONS = "/v1/completions"
 
@@ -119,7 +119,7 @@ def test_a_body_too_large_does_not_break_the_clients_pipe(server: ParrotServer) 
 
 
 def test_bodies_on_their_way_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MAX_BODIES_BYTES", 1_000_000)
+    monkeypatch.setattr(bodies, "MAX_BODIES_BYTES", 1_000_000)
     half_body = request(user="x" * 450_000)[:-10]
     with parrot() as server:
         with connect(server) as one, connect(server) as other:
@@ -201,25 +201,25 @@ def test_the_head_of_an_answer_goes_with_what_follows_at_once() -> None:
     async def play() -> None:
         loop = asyncio.get_running_loop()
         wire = Wire()
-        joined: Any = http.JoinedHead(wire, loop)  # type: ignore[arg-type]
+        joined: Any = framing.JoinedHead(wire, loop)  # type: ignore[arg-type]
         for data in (b"head ", b"first ", b"second "):
             joined.write(data)
         await asyncio.sleep(0)
         assert wire.written == [b"head first ", b"second "]
         wire = Wire()
-        joined = http.JoinedHead(wire, loop)  # type: ignore[arg-type]
+        joined = framing.JoinedHead(wire, loop)  # type: ignore[arg-type]
         joined.write(b"head ")
         assert not wire.written
         await asyncio.sleep(0)
         joined.write(b"first ")
         assert wire.written == [b"head ", b"first "]
         wire = Wire()
-        joined = http.JoinedHead(wire, loop)  # type: ignore[arg-type]
+        joined = framing.JoinedHead(wire, loop)  # type: ignore[arg-type]
         joined.write(b"head ")
         joined.close()
         assert (wire.written, joined.is_closing()) == ([b"head "], True)
         wire = Wire()
-        joined = http.JoinedHead(wire, loop)  # type: ignore[arg-type]
+        joined = framing.JoinedHead(wire, loop)  # type: ignore[arg-type]
         joined.write(b"head ")
         wire.close()
         await asyncio.sleep(0)

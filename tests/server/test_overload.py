@@ -88,7 +88,7 @@ def test_what_is_refused_is_neither_read_nor_rendered_nor_tokenised(kind: str, m
             raise AssertionError("work was done for a request that is refused")
 
         model = server.service.state.model
-        monkeypatch.setattr(prompts.protocol, "parse_json", never)
+        monkeypatch.setattr(prompts.json_body, "parse_json", never)
         object.__setattr__(model, "encode", never)
         object.__setattr__(model, "encode_chat", never)
         path, body = {

@@ -15,8 +15,9 @@ import pytest
 from tests.server.parrot import ParrotServer, parrot
 
 from everystop.server.auth import OPEN_PATHS
+from everystop.server.bodies import MAX_BODY_BYTES
 from everystop.server.errors import TGI_PATHS
-from everystop.server.http import MAX_BODY_BYTES, MAX_HEADER_BYTES
+from everystop.server.http import MAX_HEADER_BYTES
 from everystop.tenants import Tenant, Tenants
 
 KEY = "sk-schlüssel-1"

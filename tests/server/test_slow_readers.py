@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.server.parrot import ParrotServer, parrot, wait_until
 
-from everystop.server import board, http
+from everystop.server import http
 
 BODY = {"prompt": "abcdefgh", "ignore_eos": True, "stream": True, "logprobs": 5, "max_tokens": 20_000}
 
@@ -110,7 +110,7 @@ def test_a_slow_client_is_not_cut_off_as_long_as_it_takes_something(
 def test_memory_for_one_reader_is_bounded_before_its_time_is_up(
     server: ParrotServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board, "MAX_BEHIND", 2000)
+    monkeypatch.setattr(http, "MAX_UNSENT_BYTES", 1 << 20)
     with reader(server), reader(server, max_tokens=10):
         wait_until(lambda: server.service.state.board.aborted == {"SlowReader": 1})
         wait_until(lambda: is_over(server))
@@ -119,7 +119,7 @@ def test_memory_for_one_reader_is_bounded_before_its_time_is_up(
 def test_memory_for_all_readers_is_bounded_and_the_furthest_behind_goes(
     server: ParrotServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board, "MAX_BEHIND_IN_ALL", 3000)
+    monkeypatch.setattr(http, "MAX_UNSENT_BYTES_IN_ALL", 1 << 20)
     with reader(server, n=2), reader(server):
         aborted = server.service.state.board.aborted
         wait_until(lambda: aborted["SlowReader"] > 0)
@@ -130,7 +130,7 @@ def test_memory_for_all_readers_is_bounded_and_the_furthest_behind_goes(
 
 def test_a_reader_that_keeps_up_is_never_behind(server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is never more than 300 steps behind, of a thousand."""
-    monkeypatch.setattr(board, "MAX_BEHIND", 6000)  # a thousand tokens
+    monkeypatch.setattr(http, "MAX_UNSENT_BYTES", 600_000)  # half of what two times a thousand tokens take
     may_step = threading.Semaphore(300)
     server.runner.before_step = lambda plan: may_step.acquire(timeout=60) and None
     line = b""

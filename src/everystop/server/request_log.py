@@ -20,6 +20,7 @@ from everystop.observe.main_cause import largest_cause, main_cause
 from everystop.observe.thread_share import ThreadShare
 from everystop.server.http_counts import LEFT
 from everystop.server.logs import Fields
+from everystop.server.paths import OPEN_PATHS
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,6 @@ REFUSALS_PER_S = 5
 MAX_REFUSALS = 10  # in a row
 SUMMARY_NS = 10 * NS_PER_S
 MAX_PATH_CHARS = 100
-QUIET_PATHS = ("/health",)
 
 Write = Callable[[str, Fields], None]
 
@@ -90,7 +90,7 @@ class RequestLog:
 
     def refused(self, refusal: Refusal) -> None:
         """A request was turned away at the edge."""
-        if not refusal.path.startswith(QUIET_PATHS) and self._may_tell(refusal.status, refusal.code):
+        if refusal.path not in OPEN_PATHS and self._may_tell(refusal.status, refusal.code):
             fields = {"method": refusal.method, "path": refusal.path, "status": refusal.status}
             named = {"client_id": refusal.given_name, "code": refusal.code}
             self._write("refused", fields | {name: value for name, value in named.items() if value})

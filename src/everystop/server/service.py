@@ -208,7 +208,7 @@ class Service:
             self._end_the_stuck()
             metrics, now_s = self.state.metrics, time.monotonic()
             if metrics is not None:
-                self.state.board.cut_off_laggards()
+                self._http.cut_off_laggards()
             if metrics is not None and status is None:
                 status, next_line_s = StatusLine(metrics, now_s), now_s + interval_s
             if status is not None and interval_s > 0 and now_s >= next_line_s:
