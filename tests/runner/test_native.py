@@ -6,6 +6,7 @@ import os
 import queue
 import subprocess
 import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -215,6 +216,41 @@ def test_the_runner_tells_how_long_it_was_without_the_interpreter(runner: Native
     assert 0 < result.native_ns <= result.execute_ns - result.gil_wait_ns
     assert result.gil_wait_ns >= 0
     assert result.native_cpu_ns > 0
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+def test_what_is_fetched_ahead_changes_no_bit(dtype: str) -> None:
+    """Enough rows and contexts for layers to fetch keys and values of the next attention, in blocks out of order."""
+    logprobs = []
+    for fetches in (True, False):
+        runner = make_runner(random_model("llama", dtype), num_blocks=200, max_num_seqs=32)
+        runner._decoder.set_fetching(fetches)
+        params = SamplingParams(temperature=0.0, logprobs=3)
+        tables = [[5 * (i * 7 % 30) + k for k in range(5)] for i in range(30)]
+        requests = [admitted(i, range(1 + i % 7, 100 + i), tables[i], params) for i in range(30)]
+        for i, request in enumerate(requests):
+            length = len(request.token_ids)
+            plan = StepPlan(i, rows=[Row(i, 0, length - 1, 0, length - 1)], admitted=[request])
+            runner.execute(plan)
+        rows = [Row(i, len(request.token_ids) - 1, 1, 0, 0) for i, request in enumerate(requests)]
+        logprobs.append(runner.execute(StepPlan(30, rows=rows)).logprobs)
+        runner.close()
+    assert len(logprobs[0]) == 30
+    assert logprobs[0] == logprobs[1]
+
+
+def test_rows_are_read_from_any_buffer_of_int64(runner: NativeRunner) -> None:
+    decoder = runner._decoder
+    for rows in (np.empty((0, 5), dtype=np.int64), array("q")):
+        assert decoder.step(rows) == []
+    for wrong in (
+        np.zeros((1, 5), dtype=np.int32),
+        np.zeros((1, 4), dtype=np.int64),
+        array("q", [0] * 6),
+        b"12345678" * 5,
+    ):
+        with pytest.raises(ValueError, match="a row has 5 entries of int64"):
+            decoder.step(wrong)
 
 
 def test_a_row_may_compute_positions_again(runner: NativeRunner) -> None:
