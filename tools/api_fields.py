@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tools.pages import markdown_table, refresh
+
 from everystop.server.error_codes import CODES
 from everystop.server.fields import Effect, Field
 from everystop.server.openai_fields import CHAT_FIELDS, COMMON_FIELDS, COMPLETION_FIELDS, STREAM_OPTION_FIELDS
@@ -78,11 +80,12 @@ def _bound(value: float) -> str:
 
 def table_of(rows: Mapping[str, Field], effect: Effect) -> str:
     """The rows of one effect as a table in Markdown, by name."""
-    lines = [f"| field | takes | {TITLES[effect]} |", "|---|---|---|"]
-    for name, row in sorted(rows.items()):
-        if row.effect is effect:
-            lines.append(f"| `{name}` | {words(row.schema)} | {row.schema.get('description', '')} |")
-    return "\n".join(lines) + "\n"
+    lines = [
+        (f"`{name}`", words(row.schema), row.schema.get("description", ""))
+        for name, row in sorted(rows.items())
+        if row.effect is effect
+    ]
+    return markdown_table(("field", "takes", TITLES[effect]), lines)
 
 
 def codes_table() -> str:
@@ -104,16 +107,5 @@ def filled(page: str) -> str:
     return TABLE.sub(fill, page)
 
 
-def main() -> int:
-    """Write, or check."""
-    stale = {page: text for page in PAGES if (text := filled(old := page.read_text(encoding="utf-8"))) != old}
-    for page, text in stale.items():
-        if "--check" in sys.argv:
-            print(f"{page.name} is out of date: run python -m tools.api_fields")
-        else:
-            page.write_text(text, encoding="utf-8")
-    return 1 if stale and "--check" in sys.argv else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(refresh(PAGES, filled))

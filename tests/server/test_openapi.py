@@ -12,7 +12,7 @@ from tests.server.parrot import ParrotServer, parrot
 from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from everystop.server.openapi import operations_of
 from everystop.server.operations import OPERATIONS
-from everystop.server.routes import GENERATIONS
+from everystop.server.paths import GENERATIONS, PATHS
 from everystop.server.tgi import COMPAT_FIELDS, GENERATE_PARAMETERS
 
 
@@ -42,7 +42,7 @@ def test_every_route_is_described_and_nothing_else(server: ParrotServer) -> None
 
 
 def test_every_operation_of_the_table_is_served(server: ParrotServer) -> None:
-    assert set(OPERATIONS) <= served(server)
+    assert set(OPERATIONS) == {(path.method, path.name) for path in PATHS} <= served(server)
 
 
 def test_a_route_that_nobody_described_is_an_error() -> None:

@@ -32,7 +32,7 @@ def guarded() -> Iterator[ParrotServer]:
 
 def raw(server: ParrotServer, request: bytes) -> bytes:
     """Everything that comes back for these bytes until the connection ends, or stays silent for a while."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         received = b""
         try:
             connection.sendall(request)

@@ -154,7 +154,9 @@ class StepResult:
     code, which fails that request alone, or `NO_TOKEN_LEFT`. `logprobs` holds one entry per sampled token for requests
     that asked, and `prompt_logprobs` one per token that `StepPlan.prompt_logits` scores, for requests that did not
     fail. `stopped` names requests whose stop string ended with this step's token, and which one it was. Of
-    `execute_ns`, `sample_ns` went to sampling, 0 where that is not known.
+    `execute_ns`, `sample_ns` went to sampling, `native_ns` to all that needs no interpreter (`native_cpu_ns` of the
+    calling thread's processor time), and `gil_wait_ns` to waiting for the interpreter afterwards; 0 where that is not
+    known.
     """
 
     rows: list[tuple[int, ...] | str]
@@ -163,3 +165,6 @@ class StepResult:
     execute_ns: int = 0
     sample_ns: int = 0
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    native_ns: int = 0
+    gil_wait_ns: int = 0
+    native_cpu_ns: int = 0

@@ -129,7 +129,14 @@ class NativeRunner:
                 NOT_TAKEN if request_id in self._not_taken else out
                 for request_id, out in zip(plan.rows.request_ids, rows, strict=True)
             ]
-        result = StepResult(rows=rows, sample_ns=self._decoder.sample_ns())
+        native_ns, gil_wait_ns, native_cpu_ns = self._decoder.call_ns()
+        result = StepResult(
+            rows=rows,
+            sample_ns=self._decoder.sample_ns(),
+            native_ns=native_ns,
+            gil_wait_ns=gil_wait_ns,
+            native_cpu_ns=native_cpu_ns,
+        )
         if self._wants_logprobs:
             self._collect_logprobs(plan, tokens, result)
         if scored:

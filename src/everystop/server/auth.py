@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from everystop.core.errors import RequestError
 from everystop.keys import KeyHash, digest_of
 from everystop.server.errors import Unauthorized, dialect_of, error_response
+from everystop.server.paths import OPEN_PATHS
 from everystop.server.visibility import Caller
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key")
 _HOST = re.compile(rb"[A-Za-z0-9._~\-\[\]:%]*")
 _HOW = "send it as 'Authorization: Bearer KEY', or in the header x-api-key or api-key"

@@ -11,6 +11,8 @@ from typing import Protocol
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import Abort, StepOutput, Submit
+from everystop.server.delivery import Deliveries
+from everystop.server.delivery import Part as DeliveryPart
 from everystop.server.errors import GenerationFailed, Overloaded
 from everystop.server.prompt_report import PromptReport
 from everystop.server.queue import Queue
@@ -82,11 +84,13 @@ class Generation:
         """What the outputs take that its reader has yet to take."""
         return self._num_bytes
 
-    def push(self, output: StepOutput) -> None:
-        """Take one output of the engine; the reader is woken once for all that have come since it slept."""
+    def push(self, output: StepOutput) -> bool:
+        """Take one output of the engine; the reader is woken once for all that have come since it slept, and whether it
+        was is returned.
+        """
         self._pending.append(output)
         self._num_bytes += bytes_of(output)
-        self._wake()
+        return self._wake()
 
     def fail(self, error: Exception) -> None:
         """End the generation for its reader."""
@@ -94,9 +98,11 @@ class Generation:
             self._failure = error
         self._wake()
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _wake(self) -> bool:
+        if self._waiter is None or self._waiter.done():
+            return False
+        self._waiter.set_result(None)
+        return True
 
     async def outputs(self) -> list[StepOutput]:
         """Outputs since the last call, `MAX_AT_ONCE` at most, waiting for the first; raises what `fail` was given."""
@@ -132,6 +138,7 @@ class Board:
         self.queue = queue
         self._by_id: dict[int, Generation] = {}
         self.aborted: Counter[str] = Counter()
+        self.deliveries = Deliveries()
 
     @property
     def num_sequences(self) -> int:
@@ -172,15 +179,17 @@ class Board:
 
     def deliver(self, outputs: Sequence[StepOutput]) -> None:
         """One step's outputs; those of forgotten requests are dropped."""
+        self.deliveries.begin()
         self.queue.catch_up()
-        by_id = self._by_id
+        by_id, num_woken = self._by_id, 0
         for output in outputs:
             generation = by_id.get(output.request_id)
             if generation is None:
                 continue
             if output.finish_reason is not None or output.refused:
                 self._forget(output.request_id)
-            generation.push(output)
+            num_woken += generation.push(output)
+        self.deliveries.handed_out(len(outputs), num_woken)
 
     def _forget(self, request_id: int) -> bool:
         """Whether it was known; its room in the queue is free again."""
@@ -191,6 +200,7 @@ class Board:
 
     def close(self, generation: Generation, error: type[Exception] = Exception) -> None:
         """Forget a generation; what is unfinished is aborted in the engine, because of an `error` of that kind."""
+        self.deliveries.give_turn(generation)
         unfinished = tuple(key for key in generation.by_id if self._forget(key))
         if unfinished:
             self.aborted[error.__name__] += len(unfinished)
@@ -212,7 +222,19 @@ class Board:
         Raises what ended the generation from outside; the iterator raises RequestError or Overloaded (refused by the
         engine) or GenerationFailed after all that came before.
         """
-        return self._read(generation, await generation.outputs())
+        self.deliveries.give_turn(generation)
+        outputs = await generation.outputs()
+        self.deliveries.take_turn(generation)
+        return self._timed(generation, self._read(generation, outputs))
+
+    def _timed(self, generation: Generation, parts: Iterator[Part]) -> Iterator[Part]:
+        """The same; making one is detokenising, and what its reader does with it before the next is encoding."""
+        mark = self.deliveries.mark
+        for part in parts:
+            mark(DeliveryPart.DETOKENISE, generation)
+            yield part
+            mark(DeliveryPart.ENCODE, generation)
+        mark(DeliveryPart.DETOKENISE, generation)
 
     def _read(self, generation: Generation, outputs: list[StepOutput]) -> Iterator[Part]:
         if generation.report is not None:

@@ -22,6 +22,7 @@ from everystop.core.errors import (
     RequestError,
 )
 from everystop.server.http_counts import LEFT, note_start
+from everystop.server.paths import TGI_PATHS
 
 logger = logging.getLogger(__name__)
 
@@ -113,9 +114,6 @@ class Dialect(StrEnum):
 
     OPENAI = "openai"
     TGI = "tgi"
-
-
-TGI_PATHS = frozenset({"/", "/generate", "/generate_stream", "/info"})
 
 
 def dialect_of(scope: Scope) -> Dialect:

@@ -8,7 +8,6 @@ from enum import StrEnum
 
 from everystop.server import answer_schemas as answers
 from everystop.server.answer_schemas import Schema
-from everystop.server.errors import Dialect
 from everystop.server.fields import object_schema
 from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from everystop.server.tgi import COMPAT_FIELDS, GENERATE_FIELDS, STREAM_FIELDS
@@ -41,8 +40,6 @@ class Operation:
     errors: tuple[int, ...] = ()
     other_answers: Mapping[int, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
-    dialects: tuple[Dialect, ...] = (Dialect.OPENAI,)
-    is_open: bool = False
 
 
 WHY: Mapping[int, str] = {
@@ -68,9 +65,7 @@ _STREAMED = {EVENTS: answers.EVENT}
 
 def _health(summary: str) -> Operation:
     why = "Loading, draining, stuck or failed; no more than the word is said"
-    return Operation(
-        tag=Tag.OPERATIONS, summary=summary, answer={JSON: answers.HEALTH}, other_answers={503: why}, is_open=True
-    )
+    return Operation(tag=Tag.OPERATIONS, summary=summary, answer={JSON: answers.HEALTH}, other_answers={503: why})
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -104,7 +99,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         body=object_schema(GENERATE_FIELDS, ("inputs",)),
         answer=_GENERATED,
         errors=_TGI_GENERATION,
-        dialects=(Dialect.TGI,),
     ),
     ("POST", "/generate_stream"): Operation(
         tag=Tag.TGI,
@@ -112,7 +106,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         body=object_schema(STREAM_FIELDS, ("inputs",)),
         answer=_STREAMED,
         errors=_TGI_GENERATION,
-        dialects=(Dialect.TGI,),
     ),
     ("POST", "/"): Operation(
         tag=Tag.TGI,
@@ -120,14 +113,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         body=object_schema(COMPAT_FIELDS, ("inputs",)),
         answer={JSON: answers.listed(answers.GENERATED), **_STREAMED},
         errors=_TGI_GENERATION,
-        dialects=(Dialect.TGI,),
     ),
     ("GET", "/info"): Operation(
         tag=Tag.TGI,
         summary="What is served, and its limits",
         answer={JSON: answers.INFO},
         errors=(503,),
-        dialects=(Dialect.TGI,),
     ),
     ("POST", "/tokenize"): Operation(
         tag=Tag.TOKENS,
@@ -141,7 +132,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         },
         answer={JSON: {"anyOf": [answers.TOKENS, answers.PLACED_TOKENS]}},
         errors=(*_BODY, 404, 422, 429),
-        dialects=(Dialect.OPENAI, Dialect.TGI),
     ),
     ("POST", "/detokenize"): Operation(
         tag=Tag.TOKENS,

@@ -37,6 +37,7 @@ from everystop.server.http_counts import HttpCounter
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams
 from everystop.server.origins import OriginGuard
+from everystop.server.paths import GENERATIONS, PATHS
 from everystop.server.prompt_report import PromptReport, report_of
 from everystop.server.prompts import INLINE_BYTES, PREPARE_WORKERS, Parse, Prepared, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
@@ -56,8 +57,6 @@ from everystop.server.unsent import WholeResponse
 from everystop.server.visibility import Viewer, caller_of, callers, salt_of
 from everystop.tenants import Tenants
 
-GENERATIONS = frozenset({"/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream", "/"})
-
 
 def make_app(
     state: ServerState,
@@ -72,34 +71,12 @@ def make_app(
     """
     tenants = tenants or Tenants()
     endpoints, ui = Endpoints(state, tenants), Ui()
-    tokens = endpoints.tokens
     known = callers(api_keys, admin_keys, tenants)
     guards = [Middleware(KeyGuard, callers=known, is_open=ui.is_open)]
     if not known:
         guards.append(Middleware(OriginGuard, allowed_hosts=allowed_hosts, is_loopback=state.is_loopback))
     app = Starlette(
-        routes=[
-            Route("/health", endpoints.health, methods=["GET"]),
-            Route("/health/ready", endpoints.health, methods=["GET"]),
-            Route("/health/live", endpoints.health_live, methods=["GET"]),
-            Route("/version", endpoints.version, methods=["GET"]),
-            Route("/metrics", endpoints.metrics, methods=["GET"]),
-            Route("/v1/models", endpoints.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
-            Route("/v1/completions", endpoints.completions, methods=["POST"]),
-            Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
-            Route("/tokenize", tokens.tokenize, methods=["POST"]),
-            Route("/detokenize", tokens.detokenize, methods=["POST"]),
-            Route("/generate", endpoints.generate, methods=["POST"]),
-            Route("/generate_stream", endpoints.generate_stream, methods=["POST"]),
-            Route("/", endpoints.generate_either, methods=["POST"]),
-            Route("/info", endpoints.info, methods=["GET"]),
-            Route("/openapi.json", endpoints.openapi, methods=["GET"]),
-            Route("/v1/requests/{id:path}/explain", endpoints.explain, methods=["GET"]),
-            Route("/v1/requests/{id:path}", endpoints.request, methods=["GET"]),
-            Route("/ui/stream", endpoints.live, methods=["GET"]),
-            *ui.routes(),
-        ],
+        routes=[*_routes(endpoints), *ui.routes()],
         middleware=[
             Middleware(RefusalWatch, refused=state.refused),
             Middleware(RequestIds),
@@ -115,6 +92,32 @@ def make_app(
     )
     app.router.redirect_slashes = False
     return HttpCounter(app, state.http, app.routes, ui.is_file)
+
+
+def _routes(endpoints: Endpoints) -> list[Route]:
+    """Who answers at each of `PATHS`."""
+    answering: dict[str, Callable[[Request], Any]] = {
+        "/health": endpoints.health,
+        "/health/ready": endpoints.health,
+        "/health/live": endpoints.health_live,
+        "/version": endpoints.version,
+        "/metrics": endpoints.metrics,
+        "/v1/models": endpoints.models,
+        "/v1/models/{name}": endpoints.model,
+        "/v1/completions": endpoints.completions,
+        "/v1/chat/completions": endpoints.chat,
+        "/tokenize": endpoints.tokens.tokenize,
+        "/detokenize": endpoints.tokens.detokenize,
+        "/generate": endpoints.generate,
+        "/generate_stream": endpoints.generate_stream,
+        "/": endpoints.generate_either,
+        "/info": endpoints.info,
+        "/openapi.json": endpoints.openapi,
+        "/v1/requests/{id}/explain": endpoints.explain,
+        "/v1/requests/{id}": endpoints.request,
+        "/ui/stream": endpoints.live,
+    }
+    return [Route(path.pattern, answering[path.name], methods=[path.method]) for path in PATHS]
 
 
 class Endpoints:
