@@ -27,7 +27,7 @@ from tests.runner.models import (
 
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import Admitted, NewBlocks, StepPlan
+from everystop.core.plan import NO_TOKEN_LEFT, Admitted, NewBlocks, StepPlan
 from everystop.core.policy import Continuous
 from everystop.core.request import SamplingParams
 from everystop.core.rows import Row
@@ -320,6 +320,20 @@ def test_min_tokens_masks_stop_ids_that_exist(runner: NativeRunner) -> None:
     params = SamplingParams(temperature=0.0, min_tokens=1)
     (masked,) = generate(runner, admitted(2, [4, 5, 6], [1], params, stop_token_ids=(first, 10**6)), 1)
     assert masked != first
+
+
+def test_a_row_without_a_token_says_so_and_leaves_the_others_alone(runner: NativeRunner) -> None:
+    """A word of the only allowed token twice: in the second step no token is left, which is no failure."""
+    expected = generate(runner, admitted(1, [4, 5, 6], [0]), 3)
+    runner.execute(StepPlan(9, released=[1]))
+    params = SamplingParams(temperature=0.0, allowed_token_ids=(7,), bad_word_ids=((7, 7),), logprobs=1)
+    requests = [admitted(1, [4, 5, 6], [0]), admitted(2, [4, 5, 6], [1], params)]
+    plan = StepPlan(10, rows=[Row(i, 0, 3, 0, 2) for i in (1, 2)], admitted=requests)
+    assert runner.execute(plan).rows == [(expected[0],), (7,)]
+    result = runner.execute(StepPlan(11, rows=[Row(i, 3, 1, 0, 0) for i in (1, 2)]))
+    assert (result.rows, result.logprobs) == ([(expected[1],), NO_TOKEN_LEFT], {})
+    plan = StepPlan(12, rows=[Row(1, 4, 1, 0, 0)], released=[2])
+    assert runner.execute(plan).rows == [(expected[2],)]
 
 
 def test_padded_vocabulary_rows_are_never_sampled() -> None:
