@@ -128,6 +128,12 @@ class Front:
         self._step_s += done_s - step_s
         self._front_s += step_s - began_s + time.perf_counter() - done_s
 
+    def close(self) -> None:
+        """Close all connections."""
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()
+        self._selector.close()
+
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -28,8 +28,8 @@ class Vllm:
     is_swept = True
     settings = (Setting("bf16", {"dtype": "bfloat16"}), Setting("W8A8", {"dtype": "bfloat16", "w8a8": True}))
     remarks = (
-        "vLLM: threads bound to the first two processors, none of them reserved, tcmalloc and libiomp5 preloaded; W8A8 is "
-        "a compressed-tensors checkpoint of the same weights: int8, a scale an output row, activations a token.",
+        "vLLM: threads bound to the first two processors, none of them reserved, tcmalloc and libiomp5 preloaded; W8A8 "
+        "is a compressed-tensors checkpoint of the same weights: int8, a scale an output row, activations a token.",
     )
 
     def install(self, place: Place, say: Say) -> None:

@@ -141,12 +141,17 @@ def write_hf(place: Place, say: Say) -> None:
     say("writing the dequantised weights as a Hugging Face folder")
     checkpoint = embedded()
     half = _unfinished(place.hf)
-    half.mkdir(parents=True)
-    _need("safetensors.numpy").save_file(dict(hf_arrays(checkpoint)), half / "model.safetensors", {"format": "pt"})
-    _write_json(half / "config.json", hf_config(checkpoint))
-    _write_json(half / "generation_config.json", {"do_sample": False, **_special_ids(checkpoint)})
+    write_hf_weights(half, checkpoint)
     write_tokenizer(half, checkpoint)
     half.rename(place.hf)
+
+
+def write_hf_weights(folder: Path, checkpoint: GgufCheckpoint) -> None:
+    """`model.safetensors`, float32, and the two configurations."""
+    folder.mkdir(parents=True)
+    _need("safetensors.numpy").save_file(dict(hf_arrays(checkpoint)), folder / "model.safetensors", {"format": "pt"})
+    _write_json(folder / "config.json", hf_config(checkpoint))
+    _write_json(folder / "generation_config.json", {"do_sample": False, **_special_ids(checkpoint)})
 
 
 def write_tokenizer(folder: Path, checkpoint: GgufCheckpoint) -> None:
@@ -191,38 +196,40 @@ def quantise_rows(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8]
 
 
 def write_gguf(place: Place, kind: str, say: Say) -> None:
-    """The embedded file with its matrices in another format; names, order, keys and norms stay.
-
-    Matrices keep the file's own order of rows: nothing of it depends on the format.
-    """
+    """The embedded file with its matrices in another format."""
     target = place.gguf(kind)
     if target.is_file():
         return
     say(f"writing the weights as GGUF {kind}")
-    gguf = _need("gguf")
-    layers, table = GGUF_KINDS[kind]
-    reader = gguf.GGUFReader(embedded().path)
     half = target.with_name(f"{target.name}.unfinished")
     half.parent.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(half, arch="llama")
+    requantise(embedded().path, half, *GGUF_KINDS[kind])
+    half.rename(target)
+
+
+def requantise(source: Path, target: Path, layers: str, table: str) -> None:
+    """Copy a Llama GGUF file with its matrices in the format `layers`, the embedding in `table`; norms are float32.
+
+    Names, keys and the order of rows stay; a matrix that has its format already is copied as it is.
+    """
+    gguf = _need("gguf")
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, arch="llama")
     _copy_keys(reader, writer, gguf)
     writer.add_file_type(FILE_TYPES[layers])
     writer.add_quantization_version(2)
     for tensor in reader.tensors:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        if len(tensor.shape) < 2:
-            writer.add_tensor(tensor.name, values.astype(np.float32))
-            continue
         wanted = gguf.GGMLQuantizationType[table if tensor.name == "token_embd.weight" else layers]
-        is_there = tensor.tensor_type == wanted
-        writer.add_tensor(
-            tensor.name, tensor.data if is_there else gguf.quants.quantize(values, wanted), raw_dtype=wanted
-        )
+        if len(tensor.shape) < 2:
+            wanted = gguf.GGMLQuantizationType.F32
+        data = tensor.data
+        if tensor.tensor_type != wanted:
+            data = gguf.quants.quantize(gguf.quants.dequantize(data, tensor.tensor_type), wanted)
+        writer.add_tensor(tensor.name, data, raw_dtype=wanted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    half.rename(target)
 
 
 def _copy_keys(reader: Any, writer: Any, gguf: Any) -> None:
