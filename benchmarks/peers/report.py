@@ -16,6 +16,18 @@ from benchmarks.peers.records import Record, best_setting, is_good
 OURS, OUR_SETTING = "everystop", "int8"
 LEAST_EVENTS = 0.95
 QUIET_SHARE = 0.05
+TARGETS = {
+    ("chat", "openvino"): 3.0,
+    ("chat", "llama.cpp"): 8.0,
+    ("chat", "vllm"): 5.0,
+    ("single", "openvino"): 2.5,
+    ("single", "llama.cpp"): 2.0,
+    ("straggler", "openvino"): 3.0,
+    ("uniform", "openvino"): 2.0,
+    ("prefill", "openvino"): 1.7,
+}
+"""How many times a peer's best output tokens a second ours are to be, by workload and peer."""
+
 FIGURES = (
     ("output tok/s", "output_tok_s", 0),
     ("wall s", "wall_s", 1),
@@ -37,11 +49,13 @@ def spread(values: Sequence[float]) -> Spread:
 def summarise(all_records: Sequence[Record], peers: Sequence[Peer]) -> dict[str, Any]:
     """Everything that tables and charts show, as plain data."""
     runs = [record for record in all_records if record["kind"] not in ("failure", "limits")]
+    workloads = {name: _workload(runs, name, peers) for name in _names(runs, "workload")}
     return {
         "machine": next((record["machine"] for record in all_records if "machine" in record), {}),
         "versions": {record["peer"]: record["version"] for record in runs if "version" in record},
         "others_share": spread([record["figures"]["others_share"] for record in runs]) if runs else None,
-        "workloads": {name: _workload(runs, name, peers) for name in _names(runs, "workload")},
+        "workloads": workloads,
+        "targets": list(_targets(workloads)),
         "sweep": _sweep(runs),
         "answers": _answers(runs),
         "clients": _curve(runs, "clients", "output_tok_s", peers),
@@ -85,6 +99,15 @@ def _workload(runs: Sequence[Record], name: str, peers: Sequence[Peer]) -> list[
                     row["front_share"] = spread(fronts)
                 rows.append(row)
     return rows
+
+
+def _targets(workloads: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterable[dict[str, Any]]:
+    """What was aimed at, and what the median ratio says, where both were run in one turn."""
+    for (name, peer), at_least in TARGETS.items():
+        for row in workloads.get(name, ()):
+            if row["peer"] == peer and row["ours_over_it"] is not None:
+                is_met = row["ours_over_it"]["median"] >= at_least
+                yield {"workload": name, "peer": peer, "at_least": at_least, "is_met": is_met, **row["ours_over_it"]}
 
 
 def _of(runs: Iterable[Record], peer: str, setting: str) -> list[Record]:
@@ -196,6 +219,8 @@ def text(found: Mapping[str, Any]) -> str:
     parts = [*_head(found)]
     for name, rows in found["workloads"].items():
         parts.append(f"\n`{name}`\n\n{_workload_table(rows)}")
+    if found["targets"]:
+        parts.append(f"\nWhat was aimed at\n\n{_target_table(found['targets'])}")
     if found["answers"]:
         parts.append(f"\nGreedy answers that differ between one client and many\n\n{_answer_table(found['answers'])}")
     curves = (
@@ -247,6 +272,14 @@ def _workload_table(rows: Sequence[Mapping[str, Any]]) -> str:
         figures = [cell(row["figures"][key], digits) for _, key, digits in FIGURES]
         body.append([row["title"], setting, cell(row["ours_over_it"], 2), *figures])
     return table(heads, body, 2)
+
+
+def _target_table(targets: Sequence[Mapping[str, Any]]) -> str:
+    body = [
+        [t["workload"], t["peer"], f"{t['at_least']:g}", cell(dict(t), 2), "met" if t["is_met"] else "missed"]
+        for t in targets
+    ]
+    return table(["workload", "peer", "aimed at", "ours over its best", ""], body, 2)
 
 
 def _answer_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -76,6 +76,21 @@ def test_ratios_are_taken_within_a_turn() -> None:
     assert (ratio["least"], ratio["median"], ratio["most"], ratio["runs"]) == (2.0, 2.5, 3.0, 2)
 
 
+def test_aims_are_met_by_the_median_ratio_or_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "TARGETS", {("chat", "fake"): 3.0, ("single", "fake"): 3.0, ("uniform", "fake"): 1.0})
+    runs = [
+        make_record(peer, setting, rate, name=name)
+        for name, theirs in (("chat", 300.0), ("single", 301.0))
+        for peer, setting, rate in (("everystop", "int8", 900.0), ("fake", "good", theirs))
+    ]
+    found = report.summarise(runs, PEERS)
+    assert [(target["workload"], target["is_met"]) for target in found["targets"]] == [
+        ("chat", True),
+        ("single", False),
+    ]
+    assert "| single | fake | 3 | 2.99 | missed |" in report.text(found)
+
+
 def test_the_best_setting_is_that_of_the_workload_if_it_was_swept_else_of_the_one_that_was() -> None:
     runs = [
         make_record("fake", "good", 300.0),
