@@ -16,14 +16,22 @@ INSTALL_TIMEOUT_S = 3 * 3600.0
 
 
 def make_environment(
-    folder: Path, requirements: Sequence[str], say: Say, *, options: Sequence[str] = (), extra: Mapping[str, str] = {}
+    folder: Path,
+    requirements: Sequence[str],
+    say: Say,
+    *,
+    options: Sequence[str] = (),
+    extra: Mapping[str, str] = {},
+    without: Sequence[str] = (),
 ) -> None:
     """A virtual environment `folder`/venv with these packages from pip's configured index; kept where it is complete.
 
-    Raises PeerError with the end of pip's own words.
+    `options` are pip's, `extra` goes into its environment; `without` are packages that come along and are taken out
+    again. Raises PeerError with the end of pip's own words.
     """
     mark = folder / "installed.json"
     wanted = {"requirements": list(requirements), "options": list(options), "environment": dict(extra)}
+    wanted |= {"without": list(without)} if without else {}
     if mark.is_file() and json.loads(mark.read_text()) == wanted:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -31,8 +39,10 @@ def make_environment(
     log = folder / "install.log"
     run([sys.executable, "-m", "venv", "--clear", str(folder / "venv")], log)
     python = str(folder / "venv" / "bin" / "python")
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", *options]
-    run([*pip, *requirements], log, extra)
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    run([*pip, "install", *options, *requirements], log, extra)
+    if without:
+        run([*pip, "uninstall", "--yes", *without], log)
     mark.write_text(json.dumps(wanted))
 
 

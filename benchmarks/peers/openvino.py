@@ -17,6 +17,7 @@ CONVERTER = (
     "openvino-tokenizers==2026.4.1.0",
     "torch==2.13.0",
 )
+UNWANTED = ("torchvision",)  # comes in a build for another torch, and cannot be imported beside this one
 BUDGETS, PRECISIONS, KV_KINDS = (256, 1024, 2048), ("f32", "bf16"), ("u8", "f16")
 KV_GB = 3
 FRONT = Path(__file__).with_name("openvino_front.py")
@@ -45,7 +46,7 @@ class OpenVino:
         target = self._model(place)
         if target.is_dir():
             return
-        make_environment(place.of("openvino-converter"), CONVERTER, say)
+        make_environment(place.of("openvino-converter"), CONVERTER, say, without=UNWANTED)
         say("converting the weights to OpenVINO, int8")
         half = target.with_name("openvino-int8.unfinished")
         shutil.rmtree(half, ignore_errors=True)

@@ -35,9 +35,8 @@ class Vllm:
     def install(self, place: Place, say: Say) -> None:
         """The package under the name that its platform check looks for, without the CUDA builds that it drags along."""
         folder = place.of(self.name)
-        make_environment(folder, PACKAGES, say)
+        make_environment(folder, PACKAGES, say, without=UNWANTED)
         log = folder / "install.log"
-        run([str(place.python(self.name)), "-m", "pip", "uninstall", "--yes", *UNWANTED], log)
         self._answer_to_the_name(folder)
         if self._library(folder, TCMALLOC) is None:
             self._unpack_tcmalloc(folder, log)
