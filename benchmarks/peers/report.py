@@ -1,12 +1,15 @@
 """What the runs say: medians and ranges, each peer's best, ratios of neighbours in a turn, and what must be objected.
 
-A ratio is taken within a turn, ours over the peer's, so that a machine that was slow for a while was so for both.
+A ratio is taken within a turn, ours over the peer's, so that a machine that was slow for a while was so for both. Where
+other work took processors, ratios of clock time mean little, since threads that wait for each other lose more by it
+than threads that do not; tokens a second of the server's own processor time are given beside them, and are no proof
+either, for a server that spins burns time.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.peers.loads import NUM_COMPARED
@@ -92,7 +95,9 @@ def _workload(runs: Sequence[Record], name: str, peers: Sequence[Peer]) -> list[
         for setting in _settings_shown(runs, peer, name):
             found = _of(mine, peer.name, setting)
             if found:
-                row = {"peer": peer.name, "title": peer.title, "setting": setting, "ours_over_it": _ratios(mine, found)}
+                row = {"peer": peer.name, "title": peer.title, "setting": setting}
+                row["ours_over_it"] = _ratios(mine, found, lambda record: record["figures"]["output_tok_s"])
+                row["ours_over_it_by_cpu"] = _ratios(mine, found, tokens_per_cpu_s)
                 row["figures"] = {key: spread([r["figures"][key] for r in found]) for _, key, _ in FIGURES}
                 row |= {"num_swept": len({r["setting"] for r in mine if r["peer"] == peer.name})}
                 if fronts := [r["figures"]["front_share"] for r in found if "front_share" in r["figures"]]:
@@ -114,18 +119,20 @@ def _of(runs: Iterable[Record], peer: str, setting: str) -> list[Record]:
     return [record for record in runs if record["peer"] == peer and record["setting"] == setting]
 
 
-def _ratios(mine: Sequence[Record], others: Sequence[Record]) -> Spread | None:
-    """Our output tokens a second over theirs, in each turn that both ran; None for our own row."""
+def tokens_per_cpu_s(record: Record) -> float:
+    """Output tokens a second of the server's processor time; the clock ticks a hundred times a second."""
+    figures = record["figures"]
+    return float(figures["output_tokens"]) / max(0.01, figures["server_cpu_s"])
+
+
+def _ratios(mine: Sequence[Record], others: Sequence[Record], rate: Callable[[Record], float]) -> Spread | None:
+    """Our rate over theirs, in each turn that both ran; None for our own row."""
     ours: dict[int, list[float]] = {}
     for record in _of(mine, OURS, OUR_SETTING):
-        ours.setdefault(record["turn"], []).append(record["figures"]["output_tok_s"])
+        ours.setdefault(record["turn"], []).append(rate(record))
     if others and others[0]["peer"] == OURS and others[0]["setting"] == OUR_SETTING:
         return None
-    ratios = [
-        statistics.median(ours[record["turn"]]) / record["figures"]["output_tok_s"]
-        for record in others
-        if record["turn"] in ours
-    ]
+    ratios = [statistics.median(ours[record["turn"]]) / rate(record) for record in others if record["turn"] in ours]
     return spread(ratios) if ratios else None
 
 
@@ -265,12 +272,13 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], num_words: int = 
 
 
 def _workload_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    heads = ["server", "best setting", "ours over it", *(title for title, _, _ in FIGURES)]
+    heads = ["server", "best setting", "ours over it", "by CPU time", *(title for title, _, _ in FIGURES)]
     body = []
     for row in rows:
         setting = f"{row['setting']} (of {row['num_swept']})" if row["peer"] != OURS else row["setting"]
         figures = [cell(row["figures"][key], digits) for _, key, digits in FIGURES]
-        body.append([row["title"], setting, cell(row["ours_over_it"], 2), *figures])
+        ratios = [cell(row[key], 2) for key in ("ours_over_it", "ours_over_it_by_cpu")]
+        body.append([row["title"], setting, *ratios, *figures])
     return table(heads, body, 2)
 
 

@@ -91,6 +91,16 @@ def test_aims_are_met_by_the_median_ratio_or_missed(monkeypatch: pytest.MonkeyPa
     assert "| single | fake | 3 | 2.99 | missed |" in report.text(found)
 
 
+def test_processor_time_is_compared_beside_the_clock() -> None:
+    runs = [
+        make_record("everystop", "int8", 900.0, server_cpu_s=2.0),
+        make_record("fake", "good", 300.0, server_cpu_s=5.0),
+    ]
+    assert report.tokens_per_cpu_s(runs[0]) == 512.0
+    row = rows_of(runs)["fake", "good"]
+    assert (row["ours_over_it"]["median"], row["ours_over_it_by_cpu"]["median"]) == (3.0, 2.5)
+
+
 def test_the_best_setting_is_that_of_the_workload_if_it_was_swept_else_of_the_one_that_was() -> None:
     runs = [
         make_record("fake", "good", 300.0),
@@ -160,7 +170,7 @@ def test_a_stored_file_gives_text_json_and_pictures(
     options = ["--out", str(tmp_path / "runs.jsonl"), "--json", str(tmp_path / "r.json"), "--charts", str(tmp_path)]
     assert program.main(["report", *options]) == 0
     text = capsys.readouterr().out
-    assert "| A fake | good (of 1) | 3.00 | 300 | 2.0 |" in text
+    assert "| A fake | good (of 1) | 3.00 | 1.00 | 300 | 2.0 |" in text
     assert "| Everystop, int8 | 100 | 200 | 400 |" in text
     assert "FAILED fake broken: it fell" in text
     assert "fake: it only counts." in text
