@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.report import QUIET_SHARE
 from everystop.claims.plots import draw_line, frame, legend_line, log_ticks, panels
 from everystop.observe.report.grammar import DARK, KNOWN_STROKES, LIGHT, OTHER_STROKES, Stroke, Theme
 from everystop.observe.report.sheets import Sheet, drawing_style
@@ -36,10 +37,11 @@ def draw_all(found: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def clients(found: Mapping[str, Any], theme: Theme) -> Sheet:
     """Throughput against the number of clients."""
-    curves = found["clients"]
-    sheet, (axes,) = panels(theme, "Output tokens a second by number of clients", 1, _legend(curves), head=44.0)
+    curves, strokes = found["clients"], _strokes(found)
+    title = _title(found, "Output tokens a second by number of clients")
+    sheet, (axes,) = panels(theme, title, 1, _legend(curves, strokes), head=44.0)
     frame(axes, theme, x="clients, each with one request at a time", y="output tokens/s", grid="y")
-    _draw(axes, theme, curves)
+    _draw(axes, theme, curves, strokes)
     axes.set_ylim(bottom=0)
     return sheet
 
@@ -47,11 +49,12 @@ def clients(found: Mapping[str, Any], theme: Theme) -> Sheet:
 def context(found: Mapping[str, Any], theme: Theme) -> Sheet:
     """What a token and a prompt cost behind a context of each length."""
     gaps, firsts = found["context"]["itl_ms"], found["context"]["ttft_ms"]
-    sheet, (left, right) = panels(theme, "Cost by length of the context, one client", 2, _legend(gaps))
+    strokes, title = _strokes(found), _title(found, "Cost by length of the context, one client")
+    sheet, (left, right) = panels(theme, title, 2, _legend(gaps, strokes))
     frame(left, theme, title="a token of the answer", x="tokens in the prompt", y="median gap, ms", grid="y")
     frame(right, theme, title="the first token", x="tokens in the prompt", y="TTFT, ms", grid="y")
     for axes, curves in ((left, gaps), (right, firsts)):
-        _draw(axes, theme, curves)
+        _draw(axes, theme, curves, strokes)
         axes.set_yscale("log")
         frame_ticks(axes)
     return sheet
@@ -59,20 +62,23 @@ def context(found: Mapping[str, Any], theme: Theme) -> Sheet:
 
 def rows(found: Mapping[str, Any], theme: Theme) -> Sheet:
     """Step time and tokens a second against rows, and the line under which memory or arithmetic lets none get."""
-    curves, limits = found["rows"], found["limits"]
-    entries = [*_legend(curves), legend_line("the machine's limit: reading weights, or int8 arithmetic", LIMIT)]
-    sheet, (left, right) = panels(theme, "A decode step by number of rows", 2, entries)
+    curves, limits, strokes = found["rows"], found["limits"], _strokes(found)
+    entries = [
+        *_legend(curves, strokes),
+        legend_line("the machine's limit: reading weights, or int8 arithmetic", LIMIT),
+    ]
+    sheet, (left, right) = panels(theme, _title(found, "A decode step by number of rows"), 2, entries)
     frame(left, theme, title="step time", x="rows", y="ms", grid="y")
     frame(right, theme, title="tokens", x="rows", y="tokens/s", grid="y")
     counts = sorted({int(at) for curve in curves.values() for at in curve})
     least_ms = [limit_ms(limits, count) for count in counts]
-    _draw(left, theme, curves)
+    _draw(left, theme, curves, strokes)
     draw_line(left, theme, counts, least_ms, LIMIT)
     rates = {
         name: {at: {"median": int(at) / point["median"] * 1e3} for at, point in curve.items()}
         for name, curve in curves.items()
     }
-    _draw(right, theme, rates)
+    _draw(right, theme, rates, strokes)
     draw_line(right, theme, counts, [count / ms * 1e3 for count, ms in zip(counts, least_ms, strict=True)], LIMIT)
     left.set_yscale("log")
     frame_ticks(left)
@@ -98,17 +104,23 @@ def frame_ticks(axes: Any) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _strokes(names: Sequence[str]) -> dict[str, Stroke]:
-    """A stroke for each line, no two alike."""
+def _title(found: Mapping[str, Any], title: str) -> str:
+    """With a warning where other work took processors."""
+    others = found["others_share"]
+    return title if others is None or others["most"] <= QUIET_SHARE else f"{title} (preliminary: a busy machine)"
+
+
+def _strokes(found: Mapping[str, Any]) -> dict[str, Stroke]:
+    """A stroke for each line, no two alike, and the same in every picture."""
+    names = dict.fromkeys((*found["clients"], *found["context"]["itl_ms"], *found["rows"]))
     return dict(zip(names, PALETTE, strict=False))
 
 
-def _legend(curves: Curves) -> list[Any]:
-    return [legend_line(name, stroke) for name, stroke in _strokes(list(curves)).items()]
+def _legend(curves: Curves, strokes: Mapping[str, Stroke]) -> list[Any]:
+    return [legend_line(name, strokes[name]) for name in curves]
 
 
-def _draw(axes: Any, theme: Theme, curves: Curves) -> None:
-    strokes = _strokes(list(curves))
+def _draw(axes: Any, theme: Theme, curves: Curves, strokes: Mapping[str, Stroke]) -> None:
     counts = sorted({int(at) for curve in curves.values() for at in curve})
     for name, curve in curves.items():
         xs = sorted(map(int, curve))
