@@ -17,7 +17,7 @@ BODY = {"prompt": "a"}
 
 @pytest.fixture(scope="module")
 def allowing() -> Iterator[ParrotServer]:
-    with parrot(allowed_hosts=("LLM.example.",)) as server:
+    with parrot(allowed_host=("LLM.example.",)) as server:
         yield server
 
 

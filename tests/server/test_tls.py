@@ -34,7 +34,7 @@ class TlsParrot(ParrotServer):
         import http.client
 
         return http.client.HTTPSConnection(
-            "127.0.0.1", self.port, timeout=20, context=ssl.create_default_context(cafile=CERT)
+            "127.0.0.1", self.port, timeout=60, context=ssl.create_default_context(cafile=CERT)
         )  # type: ignore[return-value]
 
 
@@ -58,7 +58,7 @@ def test_a_client_that_leaves_frees_its_blocks(secure: ParrotServer) -> None:
 
 def connection(server: ParrotServer, context: ssl.SSLContext) -> ssl.SSLSocket:
     return context.wrap_socket(
-        socket.create_connection(("127.0.0.1", server.port), timeout=10), server_hostname="localhost"
+        socket.create_connection(("127.0.0.1", server.port), timeout=60), server_hostname="localhost"
     )
 
 
@@ -80,7 +80,7 @@ def test_old_protocols_are_refused(secure: ParrotServer) -> None:
     "sent", [b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"a" * 70_000, b"\x00" * 9]
 )
 def test_what_is_no_tls_is_cut_off_and_harms_nobody(secure: ParrotServer, sent: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", secure.port), timeout=10) as plain, contextlib.suppress(OSError):
+    with socket.create_connection(("127.0.0.1", secure.port), timeout=60) as plain, contextlib.suppress(OSError):
         plain.sendall(sent)
         plain.shutdown(socket.SHUT_WR)
         while received := plain.recv(65536):

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from everystop.config import GROUPS, Config, parse_bytes
+from everystop.config import Config
+from everystop.config.setting import GROUPS, parse_bytes
 from everystop.core.errors import ConfigError
 from everystop.keys import hash_key
 

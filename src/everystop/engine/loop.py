@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from everystop.core.events import Event
+from everystop.core.ledger import Ledger, Part
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.scheduler import Scheduler
 from everystop.runner import ModelRunner
@@ -31,7 +32,7 @@ class StepLoop:
 
     `depth` 0 takes each result back before the next step is planned; depth 1 plans the next step first. `inspect` sees
     each plan and result before `update` (stop strings are found there). `now` returns integer nanoseconds of a
-    monotonic clock.
+    monotonic clock. A `ledger` is told where the time of a turn goes.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class StepLoop:
         *,
         depth: int = 0,
         inspect: Callable[[StepPlan, StepResult], None] | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         assert depth in (0, 1)
         self.scheduler = scheduler
@@ -49,12 +51,14 @@ class StepLoop:
         self._now = now
         self._depth = depth
         self._inspect = inspect
+        self._ledger = ledger
         self._pending: tuple[StepPlan, StepResult] | None = None
 
     def turn(self) -> Turn:
         """Plan and execute one step, and take back the one that is due."""
         plan = self.scheduler.schedule(self._now())
-        executed = None if plan.is_noop else (plan, self._runner.execute(plan))
+        self._mark(Part.SCHEDULE)
+        executed = None if plan.is_noop else (plan, self._execute(plan))
         if self._depth == 0:
             due = executed
         else:
@@ -66,5 +70,17 @@ class StepLoop:
         done, result = due
         if self._inspect is not None:
             self._inspect(done, result)
+            self._mark(Part.DETOKENISE)
         events = self.scheduler.update(done, result, self._now())
+        self._mark(Part.UPDATE)
         return Turn(events, done, result)
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        result = self._runner.execute(plan)
+        if self._ledger is not None:
+            self._ledger.executed(plan.step_id if plan.rows else None, result, self._now())
+        return result
+
+    def _mark(self, part: Part) -> None:
+        if self._ledger is not None:
+            self._ledger.mark(part, self._now())

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from everystop.core.plan import Admitted, PromptLogits, StepPlan, StepResult, TokenLogprobs
+from everystop.core.plan import NO_TOKEN_LEFT, Admitted, PromptLogits, StepPlan, StepResult, TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.model.spec import DecoderSpec, Float32Array, rope_frequencies
 from everystop.model.weights import LoadedModel
@@ -24,14 +24,13 @@ from everystop.model.weights import LoadedModel
 log = logging.getLogger("everystop.runner")
 
 NOT_FINITE = "logits_not_finite"
-"""The failure code of a row whose logits hold a NaN or an infinity, or whose tokens are all masked."""
+"""The failure code of a row whose logits hold a NaN or an infinity."""
 
 NOT_TAKEN = "request_not_taken"
 """The failure code of every row of a request that the decoder did not take as it is; the log says why."""
 
 GREEDY = SamplingParams(temperature=0.0)
 _NO_TOKENS: tuple[int, ...] = ()
-_NO_COPIES = np.empty((0, 2), dtype=np.int32)
 _PROBE_ID = -1  # never a scheduler's id
 
 
@@ -115,20 +114,27 @@ class NativeRunner:
         """Run one step: bookkeeping, block copies, forward pass and sampling."""
         began_ns = time.monotonic_ns()
         self._follow(plan)
-        numbers = np.frombuffer(plan.rows.numbers, dtype=np.int64).reshape(-1, 5)
-        copies = np.array(plan.copies, dtype=np.int32) if plan.copies else _NO_COPIES
+        copies = np.array(plan.copies, dtype=np.int32) if plan.copies else None
         scored = [each for each in plan.prompt_logits if each.request_id not in self._not_taken]
         prompts = _offsets_of(plan, scored) if scored else None
-        tokens = self._decoder.step(numbers, copies, plan.num_padded_rows, prompts).tolist()
+        tokens = self._decoder.step(plan.rows.numbers, copies, plan.num_padded_rows, prompts)
         rows: list[tuple[int, ...] | str] = [
-            (token,) if token >= 0 else _NO_TOKENS if token == -1 else NOT_FINITE for token in tokens
+            (token,) if token >= 0 else _NO_TOKENS if token == -1 else NO_TOKEN_LEFT if token == -3 else NOT_FINITE
+            for token in tokens
         ]
         if self._not_taken:
             rows = [
                 NOT_TAKEN if request_id in self._not_taken else out
                 for request_id, out in zip(plan.rows.request_ids, rows, strict=True)
             ]
-        result = StepResult(rows=rows, sample_ns=self._decoder.sample_ns())
+        native_ns, gil_wait_ns, native_cpu_ns = self._decoder.call_ns()
+        result = StepResult(
+            rows=rows,
+            sample_ns=self._decoder.sample_ns(),
+            native_ns=native_ns,
+            gil_wait_ns=gil_wait_ns,
+            native_cpu_ns=native_cpu_ns,
+        )
         if self._wants_logprobs:
             self._collect_logprobs(plan, tokens, result)
         if scored:
