@@ -100,6 +100,7 @@ Decoder::Decoder(DecoderConfig config, DecoderWeights weights)
   context_blocks_.reserve(
       static_cast<size_t>(kMostFetchedBytes / cache_.layout().bytes_per_layer_block() + 1));
   logprobs_.resize(static_cast<size_t>(c.max_num_seqs));
+  prompt_logprobs_.reserve(static_cast<size_t>(t));
   hidden_ = allocate<float>(t * c.hidden_size);
   normed_ = allocate<float>(t * c.hidden_size);
   delta_ = allocate<float>(t * c.hidden_size);
@@ -635,16 +636,14 @@ int32_t Decoder::sample_row(int64_t row, const float* logits, int thread) {
                       sampling_scratch_[static_cast<size_t>(thread)], &logprobs_[static_cast<size_t>(row)]);
 }
 
-// False where the logits are not finite.
-bool Decoder::score(const Wanted& wanted, const float* logits) {
+// A score of logits that are not finite keeps rank 0.
+void Decoder::score(const Wanted& wanted, const float* logits) {
   const RequestState& request = *rows_[static_cast<size_t>(wanted.row)].request;
-  return score_token(logits, config_.num_valid_tokens,
-                     request.token_ids[static_cast<size_t>(wanted.position + 1)], request.num_prompt_logprobs,
-                     &prompt_logprobs_[static_cast<size_t>(wanted.score)]);
+  score_token(logits, config_.num_valid_tokens, request.token_ids[static_cast<size_t>(wanted.position + 1)],
+              request.num_prompt_logprobs, &prompt_logprobs_[static_cast<size_t>(wanted.score)]);
 }
 
-// Samples and scores by the first `count` rows of logits_, which belong to wanted_ from `first` on. A score
-// that cannot be had keeps rank 0.
+// Samples and scores by the first `count` rows of logits_, which belong to wanted_ from `first` on.
 void Decoder::use_logits(int64_t first, int64_t count, int32_t* tokens) {
   team_.run(count, [&](int64_t i, int thread) {
     const Wanted& wanted = wanted_[static_cast<size_t>(first + i)];

@@ -104,7 +104,7 @@ class Decoder {
   void release(int64_t request_id);
 
   // Copies blocks (source, destination), computes all rows, and samples where logits_from < num_tokens. Per
-  // row: tokens[r] is the sampled id, kNoToken or kFailedToken; logprobs()[r] is filled where the request
+  // row: tokens[r] is the sampled id, kNoToken, kFailedToken or kMaskedToken; logprobs()[r] is filled where the request
   // asks. A sampled token becomes the request's next one, except in the last num_padded_rows rows, whose
   // results are thrown away. `prompts`, in the order of the rows, asks for scores: prompt_logprobs() has
   // them, one after the other; a row of which one is not finite fails.
@@ -183,7 +183,7 @@ class Decoder {
   void check_prompts(const PromptLogits* prompts, int64_t num_prompts) const;
   void use_logits(int64_t first, int64_t count, int32_t* tokens);
   int32_t sample_row(int64_t row, const float* logits, int thread);
-  bool score(const Wanted& wanted, const float* logits);
+  void score(const Wanted& wanted, const float* logits);
   void take_tokens(int64_t num_rows, int64_t num_padded_rows, int32_t* tokens);
   template <class F>
   void for_rows(int64_t num_rows, int64_t cost, F&& body);

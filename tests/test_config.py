@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from everystop.config import Config, parse_bytes
+from everystop.config import Config
+from everystop.config.setting import parse_bytes
 from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, make_policy
 

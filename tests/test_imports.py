@@ -162,11 +162,19 @@ ALLOWED = {
     "everystop.sim.recount": {
         "everystop.core.events",
         "everystop.observe.aftermath",
+        "everystop.observe.thread_share",
         "everystop.observe.metrics",
         "everystop.sim",
     },
-    # Runs workloads on engines that it builds itself, or as a client of a server; what comes out is `observe`'s.
-    "everystop.trial": {"everystop.observe", "everystop.sim.workloads", ERRORS, DURATIONS},
+    # Runs workloads on engines that it builds itself, or as a client of a server, which may be its own child; what
+    # comes out is `observe`'s.
+    "everystop.trial": {
+        "everystop.observe",
+        "everystop.sim.workloads",
+        "everystop.trial.server_process",
+        ERRORS,
+        DURATIONS,
+    },
     "everystop.trial.bench": {
         *STARTERS,
         NATIVE,
@@ -179,10 +187,14 @@ ALLOWED = {
         "everystop.engine",
         "everystop.observe",
         "everystop.sim.workloads",
+        "everystop.trial.calm",
         PARAMS,
         ERRORS,
         DURATIONS,
     },
+    "everystop.trial.server_process": {"everystop.config", ERRORS},
+    # What a server's clients saw, beside what its record says that its engine did.
+    "everystop.trial.recorded": {"everystop.observe", "everystop.sim", "everystop.trial", ERRORS},
     # The engine's parts without an engine: a scheduler, and a cost model in place of the model.
     "everystop.trial.virtual": {
         "everystop.assembly",
@@ -194,7 +206,7 @@ ALLOWED = {
         "everystop.sim",
         "everystop.trial",
     },
-    # Measures by trials, on engines and in virtual time; what it draws and says are views of histories.
+    # Measures by trials, on servers and in virtual time; what it draws and says are views of histories.
     "everystop.claims": {
         NATIVE,
         "everystop.config",

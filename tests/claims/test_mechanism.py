@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.claims.labs import TWO_CORES, figures_of, make_lab
 
 from everystop.claims import full_batch, head_of_line, larger_batch, refill, straggler
-from everystop.claims.findings import Condition, Verdict, counted
+from everystop.claims.findings import Condition, Verdict, counted, measured
 from everystop.claims.lab import Trial
 from everystop.claims.steps import features_of, fit_cost, steps_of
 from everystop.core.step_time import StepFeatures
@@ -42,6 +44,15 @@ def test_rows_are_not_nearly_free_where_nothing_is_shared() -> None:
     assert alone.verdict is Verdict.DID_NOT_HOLD
 
 
+def test_rows_may_cost_nothing_at_all() -> None:
+    found = full_batch.measure(make_lab(3, CostModel(step_ns=5e6)))
+    assert found.verdict is Verdict.HELD
+    name = "what each further row up to 16 adds to the step, of a lone row's"
+    assert figures_of(found)[name].value == 0
+    longer = measured("", [0.9, 0.95], "×")
+    assert full_batch.further_row(longer).value == pytest.approx((0.9 * 0.95) ** 0.5 / 15 - 1 / 15)
+
+
 NOTHING_SHARED = CostModel(step_ns=1e5, token_ns=4e6)
 
 
@@ -49,6 +60,12 @@ def test_who_waits_is_hardly_better_off_where_rows_share_nothing() -> None:
     found = head_of_line.measure(make_lab(3, NOTHING_SHARED))
     assert found.verdict is Verdict.DID_NOT_HOLD
     assert figures_of(found)["mean wait to board, static over continuous"].value < head_of_line.LEAST_TIMES
+
+
+def test_who_boards_when_the_long_answer_has_ended_is_not_early_though_its_client_has_yet_to_hear() -> None:
+    run = make_lab().runs({"x": Trial(head_of_line.blocked(), "static")})["x"][0]
+    lines = [replace(line, end_s=line.end_s + 60) if line.group == "long" else line for line in run.requests]
+    assert head_of_line.num_early(replace(run, requests=tuple(lines))) == head_of_line.num_early(run) == 0
 
 
 def test_a_larger_batch_is_no_worse_where_rows_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from tests.runner.models import (
 
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import Admitted, NewBlocks, StepPlan
+from everystop.core.plan import NO_TOKEN_LEFT, Admitted, NewBlocks, StepPlan
 from everystop.core.policy import Continuous
 from everystop.core.request import SamplingParams
 from everystop.core.rows import Row
@@ -322,6 +322,20 @@ def test_min_tokens_masks_stop_ids_that_exist(runner: NativeRunner) -> None:
     assert masked != first
 
 
+def test_a_row_without_a_token_says_so_and_leaves_the_others_alone(runner: NativeRunner) -> None:
+    """A word of the only allowed token twice: in the second step no token is left, which is no failure."""
+    expected = generate(runner, admitted(1, [4, 5, 6], [0]), 3)
+    runner.execute(StepPlan(9, released=[1]))
+    params = SamplingParams(temperature=0.0, allowed_token_ids=(7,), bad_word_ids=((7, 7),), logprobs=1)
+    requests = [admitted(1, [4, 5, 6], [0]), admitted(2, [4, 5, 6], [1], params)]
+    plan = StepPlan(10, rows=[Row(i, 0, 3, 0, 2) for i in (1, 2)], admitted=requests)
+    assert runner.execute(plan).rows == [(expected[0],), (7,)]
+    result = runner.execute(StepPlan(11, rows=[Row(i, 3, 1, 0, 0) for i in (1, 2)]))
+    assert (result.rows, result.logprobs) == ([(expected[1],), NO_TOKEN_LEFT], {})
+    plan = StepPlan(12, rows=[Row(1, 4, 1, 0, 0)], released=[2])
+    assert runner.execute(plan).rows == [(expected[2],)]
+
+
 def test_padded_vocabulary_rows_are_never_sampled() -> None:
     model = random_model("llama", "float32")
     whole = make_runner(model)
@@ -431,12 +445,12 @@ def test_an_engine_outlives_a_request_that_cannot_be_taken() -> None:
         engine.submit(
             Submit(engine.allocate_ids(1), (1, 2, 3), SamplingParams(allowed_token_ids=(10**6,), max_tokens=9))
         )
-        (failed,) = outputs.get(timeout=20)
+        (failed,) = outputs.get(timeout=60)
         assert failed.finish_reason == "error"
         assert NOT_TAKEN in str(failed.error)
         assert kv.pool.num_free == 8
         engine.submit(Submit(engine.allocate_ids(1), (1, 2, 3), SamplingParams(max_tokens=1)))
-        (served,) = outputs.get(timeout=20)
+        (served,) = outputs.get(timeout=60)
         assert (served.finish_reason, len(served.token_ids)) == ("length", 1)
     finally:
         engine.stop()

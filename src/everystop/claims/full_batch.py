@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from everystop.claims.claim import Claim
@@ -36,16 +37,15 @@ def measure(lab: Lab) -> Findings:
     """Step times at each number of rows, in turns."""
     trials = {
         f"{rows} rows": Trial(
-            equal_answers(rows), "continuous", {"max_num_seqs": rows, "max_num_batched_tokens": max(256, 2 * rows)}
+            equal_answers(rows), "static", {"max_num_seqs": rows, "max_num_batched_tokens": max(256, 2 * rows)}
         )
         for rows in ROWS
     }
     runs = lab.runs(trials)
     times = {rows: [execute_s(decode_steps(run, rows)) for run in runs[f"{rows} rows"]] for rows in ROWS}
     rates = {rows: [rate(run, rows) for run in runs[f"{rows} rows"]] for rows in ROWS}
-    further = [(full - one) / (FULL - 1) / one for one, full in zip(times[1], times[FULL], strict=True)]
-    price = measured(f"what each further row up to {FULL} adds to the step, of a lone row's", further, "%")
     longer = measured(f"step of {FULL} rows, times a step of one", ratios(times[FULL], times[1]), "×")
+    price = further_row(longer)
     gain = measured(f"tokens a second at {FULL} rows, times those at one", ratios(rates[FULL], rates[1]), "×")
     most = measured("tokens a second at the best number of rows, times those at one", most_gain(rates), "×")
     bend = measured("rows at which half of the highest tokens a second is reached", bends(rates), "rows")
@@ -53,8 +53,9 @@ def measure(lab: Lab) -> Findings:
         headline=f"A step of {FULL} rows takes {longer.text()} as long as one of a single row, and brings "
         f"{gain.text()} as many tokens a second; batching can give at most {most.text()} here, half of which is there "
         f"at {bend.value:.0f} rows.",
-        how=f"Short prompts of {PROMPT_TOKENS} tokens, decoding together, 1 to {ROWS[-1]} at a time; the median step "
-        f"of those in which all decode, at least {NUM_STEPS - 2} steps each.",
+        how=f"Short prompts of {PROMPT_TOKENS} tokens, decoding together, 1 to {ROWS[-1]} at a time, on a server for "
+        "each number, under `static`, so that they begin together; the median step of those in which all decode, at "
+        f"least {NUM_STEPS - 2} steps each, as executed and recorded by the server while it streams them all.",
         conditions=(Condition(figure=price, at_most=MOST_OF_ONE), Condition(figure=gain, at_least=2.0)),
         figures=(longer, most, bend, *(per_row(rows, times[rows]) for rows in ROWS)),
         caption="Left: how long a step takes; the dashed line is what as many steps of one row would take. Right: "
@@ -71,6 +72,16 @@ def measure(lab: Lab) -> Findings:
             "bend_rows": bend.value,
         },
     )
+
+
+def further_row(longer: Figure) -> Figure:
+    """What each further row adds, of a lone row's step, from how many times that a full step takes; less than nothing
+    where the full one was shorter.
+    """
+    value, low, high = (None if x is None else (x - 1) / (FULL - 1) for x in (longer.value, longer.low, longer.high))
+    assert value is not None
+    name = f"what each further row up to {FULL} adds to the step, of a lone row's"
+    return replace(longer, name=name, value=value, unit="%", low=low, high=high)
 
 
 def per_row(rows: int, values: Sequence[float]) -> Figure:

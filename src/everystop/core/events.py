@@ -136,7 +136,7 @@ class StepEvent(NamedTuple):
 class FinishEvent(NamedTuple):
     """The one terminal event of a request that was taken.
 
-    `detail` says what ended it: the id of a stop token, a stop string, or the code of a failure; else "".
+    `detail` says what ended it: the id of a stop token, a stop string, the code of a failure, or `NO_TOKEN_LEFT`.
     """
 
     now_ns: int

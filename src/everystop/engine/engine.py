@@ -21,7 +21,7 @@ from everystop.core.durations import NS_PER_S
 from everystop.core.errors import EngineDead, RequestError, TenantQueueFull
 from everystop.core.events import Event, FinishEvent, StepEvent
 from everystop.core.ledger import Ledger, Part
-from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
+from everystop.core.plan import NO_TOKEN_LEFT, StepPlan, StepResult, TokenLogprobs
 from everystop.core.request import FinishReason, Request, SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.engine.loop import StepLoop, Turn
@@ -268,12 +268,14 @@ class Engine:
                 f"min_tokens is {params.min_tokens}, but allowed_token_ids names only tokens that end the answer, and "
                 "none of them may be the first; allow another token, or set min_tokens to 0",
                 param="min_tokens",
+                code="no_token_allowed",
             )
         elif (ends | bad).issuperset(allowed):
             error = RequestError(
                 "bad_words leave none of the tokens in allowed_token_ids that could be the first; allow another token, "
                 "or take a word out",
                 param="bad_words",
+                code="no_token_allowed",
             )
         else:
             return
@@ -363,6 +365,7 @@ def _output(
         return StepOutput(request_id, tokens, logprobs)
     error = None
     if end.reason is FinishReason.ERROR:
-        error = f"no token could be chosen ({end.detail}): the numbers overflowed, or the settings allow no token"
-    stop_reason = end.detail if end.reason is FinishReason.STOP else None
+        error = f"no token could be chosen ({end.detail}): the numbers overflowed"
+    is_stop = end.reason is FinishReason.STOP and end.detail != NO_TOKEN_LEFT
+    stop_reason = end.detail if is_stop else None
     return StepOutput(request_id, tokens, logprobs, end.reason.value, stop_reason, end.num_cached_tokens, error)

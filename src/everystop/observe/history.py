@@ -7,6 +7,7 @@ when somebody looks, so that nothing here can slow or stop a step.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,6 @@ STEP_BYTES = 900  # a step without its rows, as measured by `sys.getsizeof` over
 ROW_BYTES = 25
 ACT_BYTES = 200
 RECENT_STEPS = 30_000  # ten minutes of steps of 20 ms
-DEFAULT_FINISHED = 10_000
 DEFAULT_BYTES = 256 << 20
 MAX_DIGITS = 19  # of a request's number
 
@@ -212,7 +212,7 @@ class History:
     def __init__(
         self,
         *,
-        num_finished: int = DEFAULT_FINISHED,
+        num_finished: int = sys.maxsize,
         max_bytes: int = DEFAULT_BYTES,
         step_times: StepTimeModel = UNKNOWN_STEP_TIMES,
     ) -> None:

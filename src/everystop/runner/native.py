@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from everystop.core.plan import Admitted, PromptLogits, StepPlan, StepResult, TokenLogprobs
+from everystop.core.plan import NO_TOKEN_LEFT, Admitted, PromptLogits, StepPlan, StepResult, TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.model.spec import DecoderSpec, Float32Array, rope_frequencies
 from everystop.model.weights import LoadedModel
@@ -24,7 +24,7 @@ from everystop.model.weights import LoadedModel
 log = logging.getLogger("everystop.runner")
 
 NOT_FINITE = "logits_not_finite"
-"""The failure code of a row whose logits hold a NaN or an infinity, or whose tokens are all masked."""
+"""The failure code of a row whose logits hold a NaN or an infinity."""
 
 NOT_TAKEN = "request_not_taken"
 """The failure code of every row of a request that the decoder did not take as it is; the log says why."""
@@ -119,7 +119,8 @@ class NativeRunner:
         prompts = _offsets_of(plan, scored) if scored else None
         tokens = self._decoder.step(plan.rows.numbers, copies, plan.num_padded_rows, prompts)
         rows: list[tuple[int, ...] | str] = [
-            (token,) if token >= 0 else _NO_TOKENS if token == -1 else NOT_FINITE for token in tokens
+            (token,) if token >= 0 else _NO_TOKENS if token == -1 else NO_TOKEN_LEFT if token == -3 else NOT_FINITE
+            for token in tokens
         ]
         if self._not_taken:
             rows = [

@@ -40,7 +40,7 @@ STATE_FAMILIES: tuple[Family[ServerState], ...] = (
         kind=Kind.GAUGE,
         text="Since when an engine that has work has not finished a step; 0 for an idle one",
         source="state of the engine",
-        read=alone(lambda state: state.silent_s()),
+        read=alone(lambda state: state.stall_clock.engine_silent_s),
     ),
     Family(
         name="everystop_oldest_waiting_seconds",

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
-import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import IO, NamedTuple, Self
+from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
-from everystop.core.errors import EverystopError
+from everystop.trial.interrupts import ended_in_order
+from everystop.trial.server_process import SERVE, ServerFailed, ServerProcess
 
-START_TIMEOUT_S = 600.0
-END_TIMEOUT_S = 60.0
 ASK_TIMEOUT_S = 30.0
-MARK = "Serving on "
-COMMAND = (sys.executable, "-P", "-m", "everystop", "serve")
 Counters = dict[tuple[str, str], float]
 """Samples by name and by the text of their labels."""
-
-
-class ServerFailed(EverystopError):
-    """The server does not start, or does not answer."""
 
 
 class Thread(NamedTuple):
@@ -40,56 +31,26 @@ class OwnServer:
     when it is left. Raises ServerFailed with the server's own words where it does not start.
     """
 
-    def __init__(self, options: Sequence[str], command: Sequence[str] = COMMAND) -> None:
-        self._command = [*command, *options, "--port", "0", "--stats-interval", "0"]
-        self._process: subprocess.Popen[str]
-        self._errors: IO[bytes]
+    def __init__(self, options: Sequence[str], command: Sequence[str] = SERVE) -> None:
+        self._command = command
+        self._options = [*options, "--port", "0", "--stats-interval", "0"]
+        self._process: ServerProcess
+        self._open = ExitStack()
         self.url = ""
 
     def __enter__(self) -> Self:
-        self._errors = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=self._errors, text=True)
-        guard = threading.Timer(START_TIMEOUT_S, self._process.kill)
-        guard.start()
-        try:
-            self._read_screen()
-        finally:
-            guard.cancel()
-            if not self.url:
-                self._process.kill()
-                self._end()
-                words = self._words()
-                self._errors.close()
-        if not self.url:
-            raise ServerFailed(f"the server did not start: {words}")
+        with ExitStack() as opening:
+            opening.enter_context(ended_in_order())
+            folder = Path(opening.enter_context(TemporaryDirectory(prefix="everystop-server-")))
+            self._process = opening.enter_context(ServerProcess(self._options, folder, self._command))
+            self.url = self._process.url()
+            self._open = opening.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.terminate()
-        self._end()
-        self._errors.close()
-
-    def _end(self) -> None:
-        try:
-            self._process.wait(timeout=END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-    def _read_screen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if MARK in line:
-                self.url = line.partition(MARK)[2].split()[0]
-                return
-
-    def _words(self) -> str:
-        self._errors.seek(0)
-        return self._errors.read().decode(errors="replace").strip() or "it said nothing"
+        self._open.__exit__(kind, error, trace)
 
     @property
     def pid(self) -> int:
@@ -112,7 +73,7 @@ class OwnServer:
             connection.request("GET", path)
             return connection.getresponse().read().decode()
         except (OSError, HTTPException) as error:
-            raise ServerFailed(f"the server does not answer any more ({error}): {self._words()}") from error
+            raise ServerFailed(f"the server does not answer any more ({error}){self._process.last_words()}") from error
         finally:
             connection.close()
 
