@@ -187,7 +187,7 @@ class LLM:
 
     def _text(self, choice: Completion, params: SamplingParams) -> str:
         is_at_string, shows_stop = isinstance(choice.stop_reason, str), params.include_stop_str_in_output
-        drops_last = choice.finish_reason == "stop" and not is_at_string and not shows_stop
+        drops_last = isinstance(choice.stop_reason, int) and not shows_stop
         decoder = self.tokenizer.text_decoder(skip_special_tokens=params.skip_special_tokens)
         token_ids = choice.token_ids[:-1] if drops_last else choice.token_ids
         early = decoder.push(token_ids[: params.min_tokens])
