@@ -24,9 +24,12 @@ DURATIONS = "everystop.core.durations"
 TENANTS = "everystop.tenants"
 KEYS = "everystop.keys"
 PROTOCOL = "everystop.runner:ModelRunner"
+LAUNCHED = "everystop.runner:Launched"
+LAUNCHER = "everystop.runner:launcher"
+CODES = "everystop.runner.codes"
 PARAMS = "everystop.core.request:SamplingParams"
 LOGPROBS = "everystop.core.plan:TokenLogprobs"
-STARTERS = {"everystop.assembly", "everystop.config", "everystop.model", LOGPROBS, PARAMS, ERRORS}
+STARTERS = {"everystop.assembly", "everystop.backend", "everystop.config", "everystop.model", LOGPROBS, PARAMS, ERRORS}
 ALLOWED = {
     "everystop": {"everystop.cli", "everystop.engine.llm", PARAMS},
     "everystop.config": {
@@ -37,10 +40,13 @@ ALLOWED = {
         "everystop.core.policy:POLICIES",
         "everystop.core.policy:honouring",
     },
+    "everystop.backend": {"everystop.config", ERRORS},
     "everystop.machine": set(),
     "everystop.keys": {ERRORS},
     # Looks at all that a server needs, so it knows of each part that has needs of its own.
     "everystop.checkup": {
+        "everystop.backend",
+        "everystop.runner.torch.opening",
         "everystop.config",
         "everystop.machine",
         "everystop.model",
@@ -102,13 +108,25 @@ ALLOWED = {
         PARAMS,
         ERRORS,
         PROTOCOL,
+        CODES,
         NATIVE,
     },
+    "everystop.runner.torch": {
+        "everystop.model",
+        "everystop.core.plan",
+        "everystop.core.rows:Row",
+        PARAMS,
+        ERRORS,
+        DURATIONS,
+        CODES,
+    },
     "everystop.engine": {"everystop.core", "everystop.engine.loop", PROTOCOL, "everystop.config"},
-    "everystop.engine.loop": {"everystop.core", PROTOCOL},
+    "everystop.engine.loop": {"everystop.core", PROTOCOL, LAUNCHED, LAUNCHER},
     # The one place where scheduler, runner and model meet, and what starts from there: the server, and the two ways
     # to use the engine without one.
     "everystop.assembly": {
+        NATIVE,
+        "everystop.backend",
         "everystop.core",
         "everystop.config",
         "everystop.engine",
@@ -173,6 +191,8 @@ ALLOWED = {
         "everystop.core.plan",
         "everystop.engine.engine",
         PROTOCOL,
+        LAUNCHED,
+        LAUNCHER,
     },
     "everystop.trial.on_engine": {
         "everystop.core.events",
@@ -346,3 +366,8 @@ def test_importing_a_light_package_loads_no_third_party_module(package: str) -> 
 def test_importing_the_runner_package_loads_no_backend() -> None:
     loaded = loaded_after("import everystop.runner")
     assert not [name for name in loaded if name.startswith("everystop.runner.") or name == "everystop._native"]
+
+
+def test_a_server_on_the_cpu_loads_no_pytorch() -> None:
+    loaded = loaded_after("import everystop.server.opening, everystop.engine.llm, everystop.trial.bench")
+    assert "torch" not in loaded

@@ -15,7 +15,9 @@ from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, honouring
 from everystop.keys import KeyHash, hash_key, hashed
 
-DTYPES = ("int8", "float32")
+DEVICES = ("auto", "cpu", "cuda", "torch")
+DTYPES = ("auto", "int8", "float32", "bfloat16", "float16", "fp8")
+GRAPHS = ("start", "lazy", "off")
 NETWORK, MODEL, SCHEDULER, KV_CACHE, OPERATIONS = GROUPS = ("network", "model", "scheduler", "KV cache", "operations")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -129,12 +131,34 @@ class Config:
     ssl_keyfile: str | None = _setting(
         None, "--ssl-keyfile", "PEM file with the certificate's private key, not encrypted", group=NETWORK
     )
+    device: str = _setting(
+        "auto",
+        "--device",
+        "what computes: the CPU, an NVIDIA GPU (cuda), or PyTorch on the CPU (torch), which is slow and a reference "
+        "(default: a GPU where there is one and PyTorch is installed, else the CPU)",
+        group=MODEL,
+        choices=DEVICES,
+    )
     dtype: str = _setting(
-        "int8",
+        "auto",
         "--dtype",
-        "arithmetic of the weights: group-wise int8, or the float32 reference",
+        "arithmetic of the weights: on the CPU group-wise int8 (its default) or the float32 reference; on a GPU "
+        "bfloat16 (its default), float16, float32, or fp8 with activations quantised by token",
         group=MODEL,
         choices=DTYPES,
+    )
+    cuda_graphs: str | None = _setting(
+        None,
+        "--cuda-graphs",
+        "device cuda: capture decode steps when the server starts, when each is first needed, or never (default: lazy)",
+        group=MODEL,
+        choices=GRAPHS,
+    )
+    deterministic: bool = _setting(
+        False,
+        "--deterministic",
+        "a request's tokens never depend on what else is computed; always so on the CPU, at a price on a GPU",
+        group=MODEL,
     )
     max_model_len: int | None = _setting(
         None,
@@ -178,6 +202,16 @@ class Config:
         group=KV_CACHE,
         parse=parse_bytes,
         least=1,
+    )
+    gpu_memory_utilization: float | None = _setting(
+        None,
+        "--gpu-memory-utilization",
+        "device cuda: share of the GPU's memory that may be used in all; the KV cache takes what weights and "
+        "activations leave of it, at most what can be used (default: 0.9)",
+        group=KV_CACHE,
+        parse=float,
+        least=0.05,
+        most=1.0,
     )
     enable_prefix_caching: bool = _setting(
         True, "--enable-prefix-caching", "reuse the KV blocks of common prompt prefixes", group=KV_CACHE
@@ -464,7 +498,7 @@ def check_honoured(option: str, policy: str) -> None:
 def _check(setting: Field[Any], value: Any) -> None:
     """Raise ConfigError for a value outside the field's range, or none of its choices; NaN is in no range."""
     flag, choices, least, most = (setting.metadata.get(key) for key in ("flag", "choices", "least", "most"))
-    if choices is not None and value not in choices:
+    if choices is not None and value not in choices and value is not None:
         raise ConfigError(f"{flag} is {value!r}; choose one of {', '.join(choices)}")
     if least is None or value is None:
         return

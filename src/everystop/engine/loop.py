@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from everystop.core.events import Event
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.scheduler import Scheduler
-from everystop.runner import ModelRunner
+from everystop.runner import Launched, ModelRunner, launcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Turn:
 class StepLoop:
     """Turns of schedule, execute and update over one scheduler and one runner.
 
-    `depth` 0 takes each result back before the next step is planned; depth 1 plans the next step first. `inspect` sees
-    each plan and result before `update` (stop strings are found there). `now` returns integer nanoseconds of a
-    monotonic clock.
+    `depth` 0 takes each result back before the next step is planned; depth 1 plans and launches the next step first, so
+    that a runner has it when it is done with the last one. `inspect` sees each plan and result before `update` (stop
+    strings are found there). `now` returns integer nanoseconds of a monotonic clock.
     """
 
     def __init__(
@@ -45,25 +45,25 @@ class StepLoop:
     ) -> None:
         assert depth in (0, 1)
         self.scheduler = scheduler
-        self._runner = runner
+        self._launch = launcher(runner)
         self._now = now
         self._depth = depth
         self._inspect = inspect
-        self._pending: tuple[StepPlan, StepResult] | None = None
+        self._pending: tuple[StepPlan, Launched] | None = None
 
     def turn(self) -> Turn:
-        """Plan and execute one step, and take back the one that is due."""
+        """Plan and launch one step, and take back the one that is due."""
         plan = self.scheduler.schedule(self._now())
-        executed = None if plan.is_noop else (plan, self._runner.execute(plan))
+        launched = None if plan.is_noop else (plan, self._launch(plan))
         if self._depth == 0:
-            due = executed
+            due = launched
         else:
-            due, self._pending = self._pending, executed
+            due, self._pending = self._pending, launched
         if due is None:
             if self._pending is not None:
                 return Turn(self.scheduler.take_events(), plan=self._pending[0])
             return Turn(self.scheduler.take_events(), wake_at_ns=plan.wake_at_ns)
-        done, result = due
+        done, result = due[0], due[1].wait()
         if self._inspect is not None:
             self._inspect(done, result)
         events = self.scheduler.update(done, result, self._now())
