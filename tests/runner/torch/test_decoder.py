@@ -75,9 +75,7 @@ def test_weights_are_those_of_the_file_rounded_once(stored: torch.dtype, dtype: 
 @pytest.mark.parametrize(
     "quantization", [gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0]
 )
-def test_gguf_files_are_dequantised_as_they_are_loaded(
-    tmp_path: Path, quantization: gguf.GGMLQuantizationType
-) -> None:
+def test_gguf_files_are_dequantised_as_they_are_loaded(tmp_path: Path, quantization: gguf.GGMLQuantizationType) -> None:
     transformer = random_transformer("llama", hidden_size=96, intermediate_size=128, head_dim=16)
     checkpoint = inspect_model(write_gguf(tmp_path / "m.gguf", transformer, quantization=quantization))
     model = load_model(checkpoint, dtype="bfloat16", device=CpuDevice(), kernels=PlainKernels())
@@ -110,7 +108,9 @@ def test_logits_of_narrow_dtypes_follow_float32(dtype: str) -> None:
     ids = np.random.default_rng(1).integers(0, 150, 100).tolist()
     exact = reference_logits(transformer, ids)
     logits = make_runner(torch_model(transformer, dtype=dtype, kernels=PlainKernels())).logits(ids)
-    assert np.corrcoef(exact.ravel(), logits.ravel())[0, 1] > {"bfloat16": 0.9995, "float16": 0.9999, "fp8": 0.98}[dtype]
+    assert (
+        np.corrcoef(exact.ravel(), logits.ravel())[0, 1] > {"bfloat16": 0.9995, "float16": 0.9999, "fp8": 0.98}[dtype]
+    )
 
 
 # ---------------------------------------------------------------------------------------- fp8
@@ -147,4 +147,3 @@ def test_random_weights_have_the_sizes_of_the_spec() -> None:
         assert (one.bias is None) == (other.bias is None)
     assert weights.lm_head.weight.shape == model.weights.lm_head.weight.shape
     assert not weights.is_tied
-

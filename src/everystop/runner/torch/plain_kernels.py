@@ -11,9 +11,7 @@ from everystop.runner.torch.batch import FAILED, GREEDY_TEMPERATURE, AttentionBa
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight over the last dimension, in float32."""
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (normed * weight.float()).to(x.dtype)
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -59,51 +57,51 @@ def paged_attention(
     """Causal attention of query [T, H, D] over the paged caches, by definition, in float32."""
     out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
     if batch.max_query_len == 1:
-        keys, values = (_gather(cache, batch.block_tables, batch.max_context_len) for cache in (key_cache, value_cache))
-        ends = batch.context_lens[:, None]
-        out.copy_(_attend(query[:, None], keys, values, ends, scale, window, soft_cap)[:, 0])
+        keys, values = (gather(cache, batch.block_tables, batch.max_context_len) for cache in (key_cache, value_cache))
+        seen = visible(batch.context_lens[:, None], keys.shape[1], window)
+        out.copy_(attend(query[:, None], keys, values, seen, scale, soft_cap)[:, 0])
         return out
     starts = batch.query_starts.tolist()
     for s, context_len in enumerate(batch.context_lens.tolist()):
         rows = slice(starts[s], starts[s + 1])
         table = batch.block_tables[s : s + 1]
-        keys, values = (_gather(cache, table, context_len) for cache in (key_cache, value_cache))
-        num_rows = rows.stop - rows.start
-        ends = torch.arange(context_len - num_rows + 1, context_len + 1, device=query.device)[None]
-        out[rows] = _attend(query[None, rows], keys, values, ends, scale, window, soft_cap)[0].to(out.dtype)
+        keys, values = (gather(cache, table, context_len) for cache in (key_cache, value_cache))
+        ends = torch.arange(context_len - rows.stop + rows.start + 1, context_len + 1, device=query.device)[None]
+        seen = visible(ends, context_len, window)
+        out[rows] = attend(query[None, rows], keys, values, seen, scale, soft_cap)[0]
     return out
 
 
-def _gather(cache: Tensor, tables: Tensor, num_tokens: int) -> Tensor:
+def gather(cache: Tensor, tables: Tensor, num_tokens: int) -> Tensor:
     """The first `num_tokens` positions of each sequence: float32 [S, num_tokens, K, D]."""
     num_blocks = -(-num_tokens // cache.shape[1])
     return cache[tables[:, :num_blocks].long()].flatten(1, 2)[:, :num_tokens].float()
 
 
-def _attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    ends: Tensor,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
+def visible(ends: Tensor, num_tokens: int, window: int | None) -> Tensor:
+    """Which of `num_tokens` positions are below each row's end, and, with a window, among the last so many of those:
+    bool [S, Q, num_tokens] of ends [S, Q].
+    """
+    positions = torch.arange(num_tokens, device=ends.device)
+    seen = positions < ends[..., None]
+    return seen if window is None else seen & (positions >= ends[..., None] - window)
+
+
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: float, soft_cap: float | None
 ) -> Tensor:
-    """Attention of query [S, Q, H, D] over keys and values [S, C, K, D]; row q of s sees positions below ends[s, q]."""
-    num_kv_heads = keys.shape[2]
-    grouped = query.float().unflatten(2, (num_kv_heads, -1))  # [S, Q, K, G, D]
-    scores = torch.einsum("sqkgd,sckd->skgqc", grouped, keys) * scale
+    """Attention of query [S, Q, H, D] over keys and values [S, C, K, D], in float32; `seen` None sees all."""
+    num_rows, num_kv_heads = query.shape[1], keys.shape[2]
+    grouped = query.float().unflatten(2, (num_kv_heads, -1)).permute(0, 2, 1, 3, 4).flatten(2, 3)  # [S, K, Q · G, D]
+    scores = grouped @ keys.permute(0, 2, 3, 1) * scale
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
-    positions = torch.arange(keys.shape[1], device=keys.device)
-    seen = positions < ends[..., None]  # [S, Q, C]
-    if window is not None:
-        seen &= positions >= ends[..., None] - window
-    scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
-    # What is not seen may hold anything, even no number.
-    values = values.masked_fill(~seen.any(1)[:, :, None, None], 0.0)
-    attended = torch.einsum("skgqc,sckd->sqkgd", scores.softmax(-1), values)
-    return attended.flatten(2, 3).to(query.dtype)
+    if seen is not None:
+        scores = scores.unflatten(2, (num_rows, -1)).masked_fill(~seen[:, None, :, None], float("-inf")).flatten(2, 3)
+        # What is not seen may hold anything, even no number.
+        values = values.masked_fill(~seen.any(1)[:, :, None, None], 0.0)
+    attended = scores.softmax(-1) @ values.permute(0, 2, 1, 3)
+    return attended.unflatten(2, (num_rows, -1)).permute(0, 2, 1, 3, 4).flatten(2, 3).to(query.dtype)
 
 
 # ------------------------------------------------------------------------------------ sampling

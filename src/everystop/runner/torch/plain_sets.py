@@ -113,21 +113,16 @@ class RowByRowKernels(PlainKernels):
         starts, ends = batch.query_starts.tolist(), batch.context_lens.tolist()
         attended = []
         for s, end in enumerate(ends):
+            table = batch.block_tables[s : s + 1]
+            keys, values = (plain_kernels.gather(cache, table, end) for cache in (key_cache, value_cache))
             for r in range(starts[s], starts[s + 1]):
-                context_len = end - starts[s + 1] + r + 1
-                single = _single(batch, s, context_len)
-                row = query[r : r + 1].clone()
-                attended.append(
-                    plain_kernels.paged_attention(row, key_cache, value_cache, single, scale, window, soft_cap)
-                )
+                last = end - starts[s + 1] + r + 1
+                first = 0 if window is None else max(0, last - window)
+                row, seen = query[None, r : r + 1].clone(), slice(first, last)
+                part = plain_kernels.attend(row, keys[:, seen], values[:, seen], None, scale, soft_cap)
+                attended.append(part[0])
         joined = _joined(attended, query.shape[1:], query)
         return joined if out is None else out.copy_(joined)
-
-
-def _single(batch: AttentionBatch, s: int, context_len: int) -> AttentionBatch:
-    """One row of sequence s, which sees `context_len` positions."""
-    one = batch.context_lens.new_tensor
-    return AttentionBatch(batch.block_tables[s : s + 1], one([0, 1]), one([context_len]), 1, context_len)
 
 
 def _joined(rows: list[Tensor], shape: tuple[int, ...], like: Tensor) -> Tensor:
