@@ -96,7 +96,7 @@ ALLOWED = {
     "everystop.runner": {"everystop.core.plan", PARAMS, ERRORS},
     "everystop.runner.calibration": {
         "everystop.core.plan",
-        "everystop.core.rows:Row",
+        "everystop.core.rows",
         "everystop.core.step_time",
         "everystop.core.step_time_fit",
         PARAMS,
@@ -114,7 +114,7 @@ ALLOWED = {
     "everystop.runner.torch": {
         "everystop.model",
         "everystop.core.plan",
-        "everystop.core.rows:Row",
+        "everystop.core.rows",
         PARAMS,
         ERRORS,
         DURATIONS,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from everystop.backend import CPU, CUDA, UTILIZATION, choose_backend
 from everystop.config import Config
@@ -30,7 +30,7 @@ from everystop.scheduling import policy_settings, scheduler_limits
 if TYPE_CHECKING:
     from everystop.runner.torch.loading import TorchModel
 
-    Loaded = LoadedModel | TorchModel
+    Loaded: TypeAlias = LoadedModel | TorchModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

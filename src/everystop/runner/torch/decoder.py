@@ -85,8 +85,8 @@ class Decoder:
         spec, kernels = self.spec, self.kernels
         keys, values = cache[0], cache[1]
         qkv = layer.qkv(kernels, x)
-        heads = qkv.unflatten(-1, (-1, spec.head_dim))  # [T, H + 2K, head_dim]
-        q, k, v = heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+        heads = qkv.view(qkv.shape[0], -1, spec.head_dim)  # [T, H + 2K, head_dim]
+        q, k, v = heads.tensor_split([spec.num_heads, spec.num_heads + spec.num_kv_heads], dim=1)
         kernels.rope_write(
             q,
             k,

@@ -91,17 +91,21 @@ def attend(
     query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: float, soft_cap: float | None
 ) -> Tensor:
     """Attention of query [S, Q, H, D] over keys and values [S, C, K, D], in float32; `seen` None sees all."""
-    num_rows, num_kv_heads = query.shape[1], keys.shape[2]
-    grouped = query.float().unflatten(2, (num_kv_heads, -1)).permute(0, 2, 1, 3, 4).flatten(2, 3)  # [S, K, Q · G, D]
+    num_seqs, num_rows, num_heads, head_dim = query.shape
+    num_kv_heads = keys.shape[2]
+    grouped = query.float().reshape(num_seqs, num_rows, num_kv_heads, -1, head_dim)
+    grouped = grouped.permute(0, 2, 1, 3, 4).flatten(2, 3)  # [S, K, Q · G, D]
     scores = grouped @ keys.permute(0, 2, 3, 1) * scale
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
     if seen is not None:
-        scores = scores.unflatten(2, (num_rows, -1)).masked_fill(~seen[:, None, :, None], float("-inf")).flatten(2, 3)
+        by_row = scores.view(num_seqs, num_kv_heads, num_rows, -1, scores.shape[-1])
+        scores = by_row.masked_fill(~seen[:, None, :, None], float("-inf")).flatten(2, 3)
         # What is not seen may hold anything, even no number.
         values = values.masked_fill(~seen.any(1)[:, :, None, None], 0.0)
     attended = scores.softmax(-1) @ values.permute(0, 2, 1, 3)
-    return attended.unflatten(2, (num_rows, -1)).permute(0, 2, 1, 3, 4).flatten(2, 3).to(query.dtype)
+    attended = attended.view(num_seqs, num_kv_heads, num_rows, -1, head_dim).permute(0, 2, 1, 3, 4)
+    return attended.reshape(num_seqs, num_rows, num_heads, head_dim).to(query.dtype)
 
 
 # ------------------------------------------------------------------------------------ sampling

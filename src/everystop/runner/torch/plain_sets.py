@@ -4,6 +4,8 @@ on each other.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -86,17 +88,16 @@ class RowByRowKernels(PlainKernels):
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [T, K] · weight [N, K]ᵀ + bias [N]."""
-        # A row is copied, for what a library does may depend on where a vector lies.
-        return _joined([F.linear(row.clone(), weight, bias) for row in x.split(1)], (weight.shape[0],), x)
+        return _joined([F.linear(row, weight, bias) for row in _rows(x)], (weight.shape[0],), x)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Over the last dimension."""
-        return _joined([plain_kernels.rms_norm(row.clone(), weight, eps) for row in x.split(1)], x.shape[1:], x)
+        return _joined([plain_kernels.rms_norm(row, weight, eps) for row in _rows(x)], x.shape[1:], x)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) · up."""
         size = gate_up.shape[-1] // 2
-        return _joined([plain_kernels.silu_mul(row.clone()) for row in gate_up.split(1)], (size,), gate_up)
+        return _joined([plain_kernels.silu_mul(row) for row in _rows(gate_up)], (size,), gate_up)
 
     def paged_attention(
         self,
@@ -123,6 +124,11 @@ class RowByRowKernels(PlainKernels):
                 attended.append(part[0])
         joined = _joined(attended, query.shape[1:], query)
         return joined if out is None else out.copy_(joined)
+
+
+def _rows(x: Tensor) -> Iterator[Tensor]:
+    """Each row [1, …], copied: what a library does may depend on where in memory a vector begins."""
+    return (x[i : i + 1].clone() for i in range(x.shape[0]))
 
 
 def _joined(rows: list[Tensor], shape: tuple[int, ...], like: Tensor) -> Tensor:

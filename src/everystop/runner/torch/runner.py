@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from everystop.core.plan import Admitted, StepPlan, StepResult
-from everystop.core.rows import Row
+from everystop.core.rows import Row, Rows
 from everystop.model.spec import DecoderSpec, Float32Array
 from everystop.runner.codes import NOT_FINITE, NOT_TAKEN
 from everystop.runner.torch.batch import FAILED, AttentionBatch
@@ -301,7 +301,7 @@ class TorchRunner:
             step = self.room.max_num_batched_tokens
             for start in range(0, num_tokens, step):
                 num = min(step, num_tokens - start)
-                yield self._all_logits(StepPlan(-1, rows=[Row(_PROBE_ID, start, num, 0, num)]))
+                yield self._all_logits(StepPlan(-1, rows=Rows([Row(_PROBE_ID, start, num, 0, num)])))
         finally:
             self.execute(StepPlan(-1, released=[_PROBE_ID]))
 
@@ -310,8 +310,8 @@ class TorchRunner:
 
         def work() -> None:
             hidden = self._hidden(prepared, prepared.staged.land())
-            pieces = hidden.split(max(1, self.room.max_num_seqs))
-            outcome.logits = [self._logits_of(piece) for piece in pieces]
+            size = self.room.max_num_seqs
+            outcome.logits = [self._logits_of(hidden[i : i + size]) for i in range(0, hidden.shape[0], size)]
 
         return np.concatenate(self._device.submit(work, outcome.tensors).get())
 
@@ -407,7 +407,8 @@ class _Launched:
         wants = self.prepared.sampled.wants_logprobs
         riders = [self.prepared.sampled.riders[i] for i in wants]
         nums = [rider.settings.params.logprobs or 0 for rider in riders]
-        entries = read_scores(*(next(arrays) for _ in range(4)), nums)
+        values, ranks, best, tops = (next(arrays) for _ in range(4))
+        entries = read_scores(values, ranks, best, tops, nums)
         found = zip(riders, wants, entries, strict=True)
         return {rider.request_id: entry for rider, i, entry in found if tokens[i] != FAILED}
 
