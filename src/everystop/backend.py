@@ -66,8 +66,6 @@ def _check_honoured(config: Config, backend: Backend) -> None:
         raise ConfigError(
             f"--dtype {backend.dtype} cannot be had with {device}; choose one of {', '.join(DTYPES[backend.device])}"
         )
-    if backend.dtype == "fp8" and config.deterministic:
-        raise ConfigError("--deterministic cannot be had with --dtype fp8; choose bfloat16, or leave one out")
     if backend.device != CUDA:
         for flag, value in (
             ("--cuda-graphs", config.cuda_graphs),

@@ -131,7 +131,7 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         self.name = torch.cuda.get_device_name(index)
-        self._stream = torch.cuda.Stream(self.torch_device)
+        self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     @property
@@ -169,7 +169,7 @@ class CudaDevice:
 
     def submit(self, work: Work, results: Callable[[], Sequence[Tensor]]) -> Fetch:
         """Launch the work and the copies, and wait for nothing."""
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began, ended, arrived = (_event(is_timed=is_timed) for is_timed in (True, True, False))
         with torch.cuda.stream(self._stream):
             began.record()
             work()
@@ -178,7 +178,6 @@ class CudaDevice:
             for tensor in results():
                 copies.append(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True))
                 copies[-1].copy_(tensor, non_blocking=True)
-            arrived = torch.cuda.Event()
             arrived.record()
         return _CudaFetch(copies, began, ended, arrived)
 
@@ -195,6 +194,10 @@ class CudaDevice:
         torch.cuda.synchronize(self.torch_device)
 
 
+def _event(*, is_timed: bool) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=is_timed)  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True, slots=True)
 class _CudaFetch:
     copies: list[Tensor]
@@ -208,7 +211,8 @@ class _CudaFetch:
 
     @property
     def device_ns(self) -> int:
-        return round(self.began.elapsed_time(self.ended) * NS_PER_MS)
+        elapsed_ms: float = self.began.elapsed_time(self.ended)
+        return round(elapsed_ms * NS_PER_MS)
 
 
 MIN_CAPABILITY = (8, 0)

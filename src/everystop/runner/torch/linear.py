@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from everystop.runner.torch.kernel_set import KernelSet
-
-FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0
 
 
 class Linear(Protocol):
@@ -59,17 +55,4 @@ class Fp8Linear:
 
     def __call__(self, kernels: KernelSet, x: Tensor) -> Tensor:
         """x [T, K] projected: [T, N]."""
-        values, scales = to_fp8(x)
-        if x.is_cuda:
-            return torch._scaled_mm(
-                values, self.weight.t(), scale_a=scales, scale_b=self.scales.t(), bias=self.bias, out_dtype=x.dtype
-            )
-        exact = (values.float() @ self.weight.float().t()) * scales * self.scales.t()
-        return (exact if self.bias is None else exact + self.bias.float()).to(x.dtype)
-
-
-def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of x [R, K] in e4m3, and the float32 scale [R, 1] that gives each back."""
-    wide = x.float()
-    scales = wide.abs().amax(-1, keepdim=True).clamp(min=1e-12) / FP8_MAX
-    return (wide / scales).clamp(-FP8_MAX, FP8_MAX).to(FP8), scales
+        return kernels.linear_fp8(x, self.weight, self.scales, self.bias)

@@ -17,7 +17,8 @@ from everystop.model.weights import NativePacker, build_weights
 from everystop.runner.torch.decoder import DecoderWeights, LayerWeights
 from everystop.runner.torch.device import Device
 from everystop.runner.torch.kernel_set import KernelSet
-from everystop.runner.torch.linear import Fp8Linear, Linear, PlainLinear, to_fp8
+from everystop.runner.torch.kernels.reference import quantize_rows
+from everystop.runner.torch.linear import Fp8Linear, Linear, PlainLinear
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -145,7 +146,7 @@ def _place(
 def _stored(name: str, values: Tensor, dtype: str) -> Stored:
     """In fp8 the matrices of the layers are quantised; embedding, head, norms and biases are not."""
     is_matrix_of_layer = values.ndim == 2 and name.startswith("layers.")
-    return to_fp8(values) if dtype == "fp8" and is_matrix_of_layer else values
+    return quantize_rows(values) if dtype == "fp8" and is_matrix_of_layer else values
 
 
 def assemble(spec: DecoderSpec, stored: dict[str, Stored]) -> DecoderWeights:

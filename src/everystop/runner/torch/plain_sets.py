@@ -12,6 +12,7 @@ from torch import Tensor
 
 from everystop.runner.torch import plain_kernels
 from everystop.runner.torch.batch import AttentionBatch, SamplingBatch
+from everystop.runner.torch.kernels import reference
 
 
 class PlainKernels:
@@ -24,6 +25,10 @@ class PlainKernels:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [T, K] · weight [N, K]ᵀ + bias [N]."""
         return F.linear(x, weight, bias)
+
+    def linear_fp8(self, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [T, K] · weight e4m3 [N, K]ᵀ · scales [N] + bias [N], by the quantised rows of x."""
+        return reference.linear_fp8(x, weight, scales, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Over the last dimension."""
@@ -89,6 +94,11 @@ class RowByRowKernels(PlainKernels):
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [T, K] · weight [N, K]ᵀ + bias [N]."""
         return _joined([F.linear(row, weight, bias) for row in _rows(x)], (weight.shape[0],), x)
+
+    def linear_fp8(self, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [T, K] · weight e4m3 [N, K]ᵀ · scales [N] + bias [N], by the quantised rows of x."""
+        rows = [reference.linear_fp8(row, weight, scales, bias) for row in _rows(x)]
+        return _joined(rows, (weight.shape[0],), x)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Over the last dimension."""

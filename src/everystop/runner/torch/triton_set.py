@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from everystop.runner.torch.batch import AttentionBatch, SamplingBatch
-from everystop.runner.torch.kernels import activation, attention, norm, rope, sampling
+from everystop.runner.torch.kernels import activation, attention, fp8, norm, rope, sampling
 from everystop.runner.torch.kernels import linear as projection
 
 
@@ -20,6 +20,10 @@ class TritonKernels:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """By cuBLAS, which chooses an algorithm by the number of rows."""
         return F.linear(x, weight, bias)
+
+    def linear_fp8(self, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [T, K] · weight e4m3 [N, K]ᵀ · scales [N] + bias [N], by the quantised rows of x, K in order."""
+        return fp8.linear_fp8(x, weight, scales, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Over the last dimension."""
