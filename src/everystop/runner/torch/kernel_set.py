@@ -28,7 +28,7 @@ class KernelSet(Protocol):
         """x [T, K] · weight [N, K]ᵀ + bias [N], in the dtype of x."""
 
     def linear_fp8(self, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [T, K] · weight e4m3 [N, K]ᵀ · scales [N] + bias [N], in the dtype of x; each row of x is quantised, too."""
+        """x [T, K] · weight e4m3 [N, K]ᵀ · scales [N] + bias [N], in the dtype of x, whose rows are quantised."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / sqrt(mean(x²) + eps) · weight over the last dimension, sums in float32 (arXiv 1910.07467)."""
