@@ -1,99 +1,222 @@
-"""Time of the linear kernels on SmolLM2-135M's shapes, and of all linear layers of one step.
+"""What the kernels reach of what the machine can do: linear layers, attention, and what invariance costs.
 
-    python benchmarks/kernels.py [--dtype int8] [--threads 1,2] [--rows 1,4,16,32,128,256] [--repeats 50]
+    python -m benchmarks.kernels [--models smollm2,1b,8b] [--threads 1,2] [--rows 1,4,16,32,128,256]
+                                 [--dtype int8] [--parts limits,linear,walk,attention,invariance]
+                                 [--repeats 30] [--seconds 1]
 
-One shape is measured again and again, so its weights come from the cache if they fit; a step walks 30 layers of
-their own weights and the output projection, so its weights come from memory as in a real step. Medians, with the
-fastest run beside them: on a busy machine only the fastest says what the kernel can do.
+- `limits`: int8 operations a second in registers, and bytes a second that a loop reads from memory.
+- `linear`: each shape of each model. "cache" repeats one matrix, which stays in the caches as far as it fits; "memory"
+  walks copies of it, so that each is read from memory. Shares are of the instruction peak.
+- `walk`: all linear layers of a step one after the other, the output projection with them; of a model too large for
+  this machine some layers. At one row the share is of what a loop gets that only reads the same bytes with the same
+  threads, in turns with it.
+- `attention`: decoding rows over long contexts of K and V in float16, in memory; the share is of a loop that only reads
+  as many bytes.
+- `invariance`: the same kernels with the constraint lifted: K split over threads (a matrix of as many bytes with twice
+  the outputs and half of the inputs, or three times and a third; adding up the parts is not counted), and attention
+  split by free cores (a row of a context as one row a thread of its share; merging not counted). In turns; the ratio is
+  of the medians, with the range of the rounds' own.
+
+Times are the best of the repeats, with the median beside them: on a busy machine only the best says what a kernel can.
 """
 
+from __future__ import annotations
+
 import argparse
-import mmap
+import gc
 import statistics
-import tempfile
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from benchmarks.kernel_shapes import MODELS, Attender, Bytes, Layer, Shapes, aligned, mapped, pack
 from everystop import _native
 
-NUM_LAYERS = 30
-SHAPES = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)}
-HEAD = (49152, 576)
+MIB = 1 << 20
+WALK_BYTES = 256 * MIB  # far more than the caches between the cores and memory
+MOST_WALK_BYTES = 1024 * MIB
+ATTENTION = ((32, 1024), (8, 4096), (1, 8192))  # rows, context
+INVARIANCE_CONTEXTS = (300, 1000, 4000)
+ROUNDS = 9
+PARTS = ("limits", "linear", "walk", "attention", "invariance")
 
-Bytes = npt.NDArray[np.uint8]
-Layer = tuple[Bytes, int, int, int]  # packed weights, outputs, inputs, rows
 
-
-def parse_counts(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
+
+
+def words(text: str) -> list[str]:
+    return text.split(",")
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", choices=["int8", "float32"], default="int8")
-    parser.add_argument("--threads", type=parse_counts, default=[1, 2])
-    parser.add_argument("--rows", type=parse_counts, default=[1, 4, 16, 32, 128, 256])
-    parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--dtype", choices=["int8", "float32"], default="int8", help="of linear layers")
+    parser.add_argument("--models", type=words, default=list(MODELS))
+    parser.add_argument("--threads", type=numbers, default=[1, 2])
+    parser.add_argument("--rows", type=numbers, default=[1, 4, 16, 32, 128, 256])
+    parser.add_argument("--parts", type=words, default=list(PARTS))
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=1.0, help="most time for the repeats of one figure")
     parser.add_argument("--head-rows", type=int, default=32, help="most rows that the output projection computes")
     return parser.parse_args()
 
 
-def place(layers: list[Bytes]) -> list[Bytes]:
-    """Puts packed layers into one mapped file, from which a server reads them too."""
-    with tempfile.TemporaryFile() as file:
-        for layer in layers:
-            file.write(layer.data)
-        file.flush()
-        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
-    placed, start = [], 0
-    for layer in layers:
-        placed.append(mapped[start : start + layer.size])
-        start += layer.size
-    return placed
+class Bench:
+    """Measures with so many threads, and prints a line a figure."""
+
+    def __init__(self, dtype: str, num_threads: int, repeats: int, seconds: float) -> None:
+        self.dtype = dtype
+        self.num_threads = num_threads
+        self._repeats = repeats
+        self._seconds = seconds
+        self.peak = _native.measure_peak(num_threads) / 1e9 if dtype == "int8" else 0.0  # GOP/s; 0: not known
+        memory = aligned(np.ones(WALK_BYTES, dtype=np.uint8))
+        self.bandwidth = memory.size / min(self.read([memory]))  # GB/s
+
+    def times(self, measure: Callable[[int], list[int]]) -> list[int]:
+        """Nanoseconds of repeats, as many as there is time for; `measure` takes their number."""
+        once = measure(1)[0]
+        return measure(max(3, min(self._repeats, int(self._seconds * 1e9 / once))))
+
+    def linear(self, layers: list[Layer]) -> list[int]:
+        """Walks over linear layers."""
+        return self.times(lambda repeats: _native.measure_linear(self.dtype, layers, self.num_threads, repeats))
+
+    def read(self, arrays: list[Bytes]) -> list[int]:
+        """Walks that only read."""
+        return self.times(lambda repeats: _native.measure_read(arrays, self.num_threads, repeats))
+
+    def say(self, what: str, times: Sequence[int], *rest: str) -> None:
+        print(
+            f"{what:<34} {self.num_threads} threads  median {statistics.median(times) / 1e3:10.1f} µs  best "
+            f"{min(times) / 1e3:10.1f} µs  {'  '.join(rest)}",
+            flush=True,
+        )
+
+    def share_of_peak(self, layers: list[Layer], times: Sequence[int]) -> str:
+        gops = sum(2 * m * n * k for _, n, k, m in layers) / min(times)
+        share = f"{100 * gops / self.peak:5.1f} % of peak" if self.peak else "no peak"
+        rate = sum(packed.size for packed, *_ in layers) / min(times)
+        return f"{gops:7.1f} GOP/s  {share}  weights at {rate:5.1f} GB/s"
 
 
-def pack_model(dtype: str) -> tuple[list[dict[str, Bytes]], Bytes]:
-    rng = np.random.default_rng(0)
-    kinds = [_native.pack_linear(dtype, rng.standard_normal(shape, dtype=np.float32), 1) for shape in SHAPES.values()]
-    head = _native.pack_linear(dtype, rng.standard_normal(HEAD, dtype=np.float32), 1)
-    placed = place([*kinds * NUM_LAYERS, head])
-    layers = [dict(zip(SHAPES, placed[4 * i : 4 * i + 4], strict=True)) for i in range(NUM_LAYERS)]
-    return layers, placed[-1]
+def show_limits(bench: Bench) -> None:
+    print(f"limits of {bench.num_threads} threads: {bench.peak:.0f} GOP/s int8, {bench.bandwidth:.1f} GB/s read")
 
 
-def num_operations(layers: list[Layer]) -> int:
-    return sum(2 * m * n * k for _, n, k, m in layers)
+def show_linear(bench: Bench, shapes: Shapes, all_rows: Sequence[int]) -> None:
+    for kind, (n, k) in shapes.linear.items():
+        one = pack(bench.dtype, n, k)
+        copies = [one, *(aligned(one) for _ in range(WALK_BYTES // one.size))]
+        for m in all_rows:
+            for where, matrices in (("cache", copies[:1]), ("memory", copies)):
+                layers: list[Layer] = [(matrix, n, k, m) for matrix in matrices]
+                times = bench.linear(layers)
+                name = f"{shapes.name} {kind} {m} rows {where}"
+                bench.say(name, times, bench.share_of_peak(layers, times))
+        del copies
+        gc.collect()
 
 
-def report(name: str, layers: list[Layer], dtype: str, num_threads: int, repeats: int, peak: float) -> None:
-    durations = _native.measure_linear(dtype, layers, num_threads, repeats)
-    median, best = statistics.median(durations), min(durations)
-    gops = num_operations(layers) / best
-    share = f"{100 * gops / peak:5.1f} %" if peak else "      -"
-    rate = sum(packed.size for packed, *_ in layers) / best
-    print(
-        f"{name:>10} {num_threads:3d} threads {layers[0][3]:4d} rows  median {median / 1e3:10.1f} µs  best"
-        f" {best / 1e3:10.1f} µs  at best {gops:7.1f} GOP/s  {share} of peak  weights at {rate:6.1f} GB/s"
-    )
+def walk_of(shapes: Shapes, dtype: str) -> tuple[list[tuple[Bytes, int, int]], Bytes, int]:
+    """Matrices of some layers, those of the output projection, and how many layers these are."""
+    kinds = [pack(dtype, *size) for size in shapes.linear.values()]
+    num_layers = min(shapes.num_layers, MOST_WALK_BYTES // sum(matrix.size for matrix in kinds))
+    *matrices, head = mapped([*kinds * num_layers, pack(dtype, *shapes.head)])
+    sizes = list(shapes.linear.values()) * num_layers
+    return [(matrix, *size) for matrix, size in zip(matrices, sizes, strict=True)], head, num_layers
+
+
+def show_walk(bench: Bench, shapes: Shapes, all_rows: Sequence[int], head_rows: int) -> None:
+    walked, head, num_layers = walk_of(shapes, bench.dtype)
+    arrays = [*(matrix for matrix, _, _ in walked), head]
+    for m in all_rows:
+        layers: list[Layer] = [(matrix, n, k, m) for matrix, n, k in walked]
+        layers.append((head, *shapes.head, min(m, head_rows)))
+        times, rest = bench.linear(layers), []
+        rest.append(bench.share_of_peak(layers, times))
+        if m == 1:
+            reads = bench.read(arrays)
+            times = min(times, bench.linear(layers), key=min)
+            rate = sum(array.size for array in arrays) / min(reads)
+            rest.append(f"a loop reads {rate:5.1f} GB/s: {100 * min(reads) / min(times):5.1f} % of that")
+        bench.say(f"{shapes.name} {num_layers} layers + head {m} rows", times, *rest)
+
+
+def show_attention(bench: Bench, shapes: Shapes) -> None:
+    for num_rows, context in ATTENTION:
+        bytes_a_layer = 2 * num_rows * context * shapes.num_kv_heads * 2 * shapes.head_dim
+        num_layers = max(2, min(shapes.num_layers, MOST_WALK_BYTES // bytes_a_layer))
+        attender = Attender(
+            shapes, num_layers=num_layers, num_rows=num_rows, context=context, num_threads=bench.num_threads
+        )
+        times = bench.times(attender.times_ns)
+        reads = bench.read([aligned(np.ones(attender.num_bytes, dtype=np.uint8))])
+        rate, loop_rate = attender.num_bytes / min(times), attender.num_bytes / min(reads)
+        share = f"{attender.num_bytes / MIB:6.0f} MiB at {rate:5.1f} GB/s, {100 * rate / loop_rate:5.1f} % of a loop's"
+        bench.say(f"{shapes.name} attention {num_rows} × {context}", times, share)
+
+
+def in_turns(invariant: Callable[[], Sequence[int]], lifted: Callable[[], Sequence[int]]) -> tuple[list[int], str]:
+    """Median times of the first, and how much longer it takes than the second, in pairs of rounds."""
+    pairs = []
+    for i in range(ROUNDS):
+        if i % 2:
+            free, bound = statistics.median(lifted()), statistics.median(invariant())
+        else:
+            bound, free = statistics.median(invariant()), statistics.median(lifted())
+        pairs.append((bound, free))
+    ratios = sorted(bound / free for bound, free in pairs)
+    cost, low, high = (100 * (ratio - 1) for ratio in (statistics.median(ratios), ratios[1], ratios[-2]))
+    return [int(bound) for bound, _ in pairs], f"cost of invariance {cost:+5.1f} % ({low:+.1f} to {high:+.1f})"
+
+
+def show_invariance(bench: Bench, shapes: Shapes, all_rows: Sequence[int]) -> None:
+    for kind, (n, k) in shapes.linear.items():
+        split = 2 if k % 128 == 0 else 3
+        one, other = pack(bench.dtype, n, k), pack(bench.dtype, split * n, k // split)
+        num_copies = 1 + WALK_BYTES // one.size
+        bound, free = ([aligned(matrix) for _ in range(num_copies)] for matrix in (one, other))
+        for m in all_rows:
+            own: list[Layer] = [(matrix, n, k, m) for matrix in bound]
+            lifted: list[Layer] = [(matrix, split * n, k // split, m) for matrix in free]
+            times, text = in_turns(lambda own=own: bench.linear(own), lambda lifted=lifted: bench.linear(lifted))  # type: ignore[misc]
+            bench.say(f"{shapes.name} {kind} {m} rows, K in {split}", times, text)
+        del bound, free
+        gc.collect()
+    for context in INVARIANCE_CONTEXTS:
+        num_layers = 8
+        threads = bench.num_threads
+        one_row = Attender(shapes, num_layers=num_layers, num_rows=1, context=context, num_threads=threads)
+        shared = Attender(
+            shapes, num_layers=num_layers, num_rows=threads, context=context // threads, num_threads=threads
+        )
+        times, text = in_turns(
+            lambda row=one_row: bench.times(row.times_ns), lambda row=shared: bench.times(row.times_ns)
+        )  # type: ignore[misc]
+        bench.say(f"{shapes.name} attention 1 × {context}", times, text)
 
 
 def main() -> None:
     arguments = parse_arguments()
-    dtype = arguments.dtype
-    layers, head = pack_model(dtype)
-    print(f"path {_native.isa()}, layout {_native.linear_layout(dtype)}")
+    parts = arguments.parts
+    print(f"path {_native.isa()}, layout {_native.linear_layout(arguments.dtype)}, {time.strftime('%Y-%m-%d %H:%M')}")
     for num_threads in arguments.threads:
-        peak = _native.measure_peak(num_threads) / 1e9 if dtype == "int8" else 0.0
-        if peak:
-            print(f"peak of the dot instructions, {num_threads} threads: {peak:.0f} GOP/s")
-        for m in arguments.rows:
-            for kind, (n, k) in SHAPES.items():
-                report(kind, [(layers[0][kind], n, k, m)], dtype, num_threads, 4 * arguments.repeats, peak)
-            step = [(layer[kind], n, k, m) for layer in layers for kind, (n, k) in SHAPES.items()]
-            report("30 layers", step, dtype, num_threads, arguments.repeats, peak)
-            output: Layer = (head, *HEAD, min(m, arguments.head_rows))
-            report("step", [*step, output], dtype, num_threads, arguments.repeats, peak)
+        bench = Bench(arguments.dtype, num_threads, arguments.repeats, arguments.seconds)
+        if "limits" in parts:
+            show_limits(bench)
+        for shapes in (MODELS[name] for name in arguments.models):
+            if "linear" in parts:
+                show_linear(bench, shapes, arguments.rows)
+            if "walk" in parts:
+                show_walk(bench, shapes, arguments.rows, arguments.head_rows)
+            if "attention" in parts:
+                show_attention(bench, shapes)
+            if "invariance" in parts and num_threads > 1:
+                show_invariance(bench, shapes, [m for m in arguments.rows if m <= 32])
+            gc.collect()
 
 
 if __name__ == "__main__":

@@ -338,7 +338,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 class StoppingTarget(Target):
     """Makes each answer end after the job's `max_tokens` tokens without saying so beforehand."""
 
-    def request(self, job: Job) -> bytes:
+    def request(self, job: Job, index: int = 0) -> bytes:
         """The stop token is masked until the last position, and nothing can beat it there."""
         ending = {
             "max_tokens": MAX_TOKENS,
@@ -346,7 +346,7 @@ class StoppingTarget(Target):
             "stop_token_ids": [STOP],
             "logit_bias": {str(STOP): 100},
         }
-        return Target.request(replace(self, extra=self.extra | ending), job)
+        return Target.request(replace(self, extra=self.extra | ending), job, index)
 
 
 class Poller:

@@ -32,7 +32,7 @@ def main() -> None:
         for i, client in enumerate(clients):
             requests.note(client)
             if i % PER_TICK == PER_TICK - 1:
-                requests.tick()
+                requests.tick(time.monotonic_ns())
         log.close()
         print(f"{log_format}: {(time.process_time() - began_s) / NUM * 1e6:.1f} µs a request")
 

@@ -67,9 +67,9 @@ void attend_naive(const KvLayout& layout, const void* keys, const void* values, 
       for (int64_t d = 0; d < dim; ++d) {
         double total = 0.0;
         for (int64_t t = 0; t < num_keys; ++t) {
-          const int64_t row = tile.block_table[t / size] * layout.block_stride +
-                              (tile.kv_head * size + t % size) * layout.value_stride();
-          total += weights[static_cast<size_t>(t)] * element(values, layout.half, row + d);
+          const int64_t value = tile.block_table[t / size] * layout.block_stride +
+                                (tile.kv_head * size + t % size) * layout.value_stride();
+          total += weights[static_cast<size_t>(t)] * element(values, layout.half, value + d);
         }
         tile.out[row * tile.out_stride + head * dim + d] = static_cast<float>(total / sum);
       }

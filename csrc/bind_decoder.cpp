@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,6 +34,12 @@ using Output = nb::ndarray<nb::numpy, T, nb::ndim<kDims>, nb::c_contig>;
 
 void require(bool condition, const std::string& message) {
   if (!condition) throw nb::value_error(message.c_str());
+}
+
+int64_t clock_ns(clockid_t clock) {
+  timespec now{};
+  clock_gettime(clock, &now);
+  return int64_t{1'000'000'000} * now.tv_sec + now.tv_nsec;
 }
 
 // A new numpy array, and where its elements begin.
@@ -242,10 +249,19 @@ class PyDecoder {
     const auto* spans = prompts ? reinterpret_cast<const PromptLogits*>(prompts->data()) : nullptr;
     const int64_t num_spans = prompts ? static_cast<int64_t>(prompts->shape(0)) : 0;
     auto [tokens, data] = make_array<int32_t, 1>({rows.shape(0)});
-    const GilReleased released;
-    decoder_->step(reinterpret_cast<const StepRow*>(rows.data()), static_cast<int64_t>(rows.shape(0)),
-                   copies.data(), static_cast<int64_t>(copies.shape(0)), num_padded_rows, spans, num_spans,
-                   data);
+    CallTimes times{};
+    {
+      const GilReleased released;
+      const int64_t began = clock_ns(CLOCK_MONOTONIC), began_cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+      decoder_->step(reinterpret_cast<const StepRow*>(rows.data()), static_cast<int64_t>(rows.shape(0)),
+                     copies.data(), static_cast<int64_t>(copies.shape(0)), num_padded_rows, spans, num_spans,
+                     data);
+      times.cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID) - began_cpu;
+      times.ended = clock_ns(CLOCK_MONOTONIC);
+      times.native = times.ended - began;
+    }
+    times.gil_wait = clock_ns(CLOCK_MONOTONIC) - times.ended;
+    call_times_ = times;
     return tokens;
   }
 
@@ -276,18 +292,22 @@ class PyDecoder {
 
   int64_t sample_ns() const { return decoder_->sample_ns(); }
 
+  // Nanoseconds of the last step: without the interpreter lock, waiting for it afterwards, and of the
+  // caller's processor time.
+  nb::tuple call_ns() const {
+    return nb::make_tuple(call_times_.native, call_times_.gil_wait, call_times_.cpu);
+  }
+
   nb::dict times() const {
     const StepTimes& t = decoder_->times();
     nb::dict out;
     out["embed"] = t.embed;
-    out["norm"] = t.norm;
     out["prepare"] = t.prepare;
     out["qkv"] = t.qkv;
     out["rope"] = t.rope;
     out["attention"] = t.attention;
     out["o"] = t.o;
     out["gate_up"] = t.gate_up;
-    out["activation"] = t.activation;
     out["down"] = t.down;
     out["lm_head"] = t.lm_head;
     out["sample"] = t.sample;
@@ -295,6 +315,8 @@ class PyDecoder {
   }
 
   void set_profiling(bool on) { decoder_->set_profiling(on); }
+
+  void set_fetching(bool on) { decoder_->set_fetching(on); }
 
   void set_mutant(const std::string& name) {
     require(name == "quantize_over_batch" || name == "split_by_rows" || name == "none", "no mutant " + name);
@@ -308,9 +330,14 @@ class PyDecoder {
     require(rows.shape(1) == 5, "a row has 5 entries: request, start, num_tokens, num_draft, logits_from");
   }
 
+  struct CallTimes {
+    int64_t native, ended, gil_wait, cpu;
+  };
+
   nb::dict weights_;
   std::unique_ptr<Decoder> decoder_;
   size_t max_num_seqs_ = 0;
+  CallTimes call_times_{};
 };
 
 // ------------------------------------------------------------------------------- kernels, for tests
@@ -473,10 +500,16 @@ void bind_decoder(nb::module_& m) {
       .def("logprobs", &PyDecoder::logprobs, "row"_a,
            "(logprob, rank, ((id, logprob), ...)) of the token that a row of the last step sampled.")
       .def("sample_ns", &PyDecoder::sample_ns, "Nanoseconds that the last step spent sampling.")
+      .def("call_ns", &PyDecoder::call_ns,
+           "(native, gil_wait, cpu) of the last step, nanoseconds: outside the interpreter lock, waiting for "
+           "it "
+           "afterwards, and the calling thread's processor time of the first.")
       .def("forward", &PyDecoder::forward, "rows"_a.noconvert(),
            "Logits float32 [sum of wanted tokens, num_valid_tokens] of rows int64 [R, 5], from logits_from "
            "on.")
       .def("set_profiling", &PyDecoder::set_profiling, "on"_a)
+      .def("set_fetching", &PyDecoder::set_fetching, "on"_a,
+           "Whether layers fetch what the next attention reads; on from the start, and changes no result.")
       .def("set_mutant", &PyDecoder::set_mutant, "name"_a, "Plants a bug, for tests that must find it.")
       .def("times", &PyDecoder::times, "Nanoseconds of the last step by part, where profiling is on.");
 

@@ -10,11 +10,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "dequantize.hpp"
@@ -208,6 +211,45 @@ std::vector<int64_t> py_measure_linear(const std::string& dtype_name, const std:
   return durations;
 }
 
+// The sum of the words of [data, data + size), in as many chains as it takes to wait for nothing but memory.
+uint64_t sum_words(const uint8_t* data, size_t size) {
+  constexpr size_t kChains = 16;
+  uint64_t sums[kChains] = {};
+  size_t i = 0;
+  for (; i + sizeof sums <= size; i += sizeof sums) {
+    uint64_t words[kChains];
+    std::memcpy(words, data + i, sizeof words);
+    for (size_t chain = 0; chain < kChains; ++chain) sums[chain] += words[chain];
+  }
+  for (; i < size; ++i) sums[0] += data[i];
+  return std::accumulate(sums, sums + kChains, uint64_t{0});
+}
+
+std::vector<int64_t> py_measure_read(const std::vector<Bytes>& arrays, int num_threads, int repeats) {
+  constexpr size_t kPiece = size_t{1} << 18;
+  require_sizes({{"repeats", repeats}});
+  std::vector<std::pair<const uint8_t*, size_t>> pieces;
+  for (const Bytes& array : arrays) {
+    for (size_t first = 0; first < array.size(); first += kPiece) {
+      pieces.emplace_back(array.data() + first, std::min(kPiece, array.size() - first));
+    }
+  }
+  ThreadTeam team(num_threads);
+  std::vector<int64_t> durations;
+  std::atomic<uint64_t> sum{0};  // is used, or nothing would be read
+  const GilReleased released;
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    team.run(static_cast<int64_t>(pieces.size()), [&](int64_t piece, int) {
+      const auto& [data, size] = pieces[static_cast<size_t>(piece)];
+      sum.fetch_add(sum_words(data, size), std::memory_order_relaxed);
+    });
+    const auto end = std::chrono::steady_clock::now();
+    durations.push_back(std::chrono::duration_cast<std::chrono::nanoseconds>(end - start).count());
+  }
+  return durations;
+}
+
 double py_measure_peak(int num_threads) {
   constexpr int64_t kIterations = 2'000'000;
   const auto dot_in_registers = linear_kernels().dot_in_registers;
@@ -257,6 +299,9 @@ void bind_linear(nb::module_& m) {
   m.def("measure_peak", &py_measure_peak, "num_threads"_a,
         "The best int8 operations a second that this path's dot instructions reach in registers; 0 where it "
         "has none.");
+  m.def(
+      "measure_read", &py_measure_read, "arrays"_a, "num_threads"_a, "repeats"_a,
+      "Nanoseconds of each of `repeats` walks over the bytes of uint8 arrays that do nothing but read them.");
   m.def(
       "measure_linear", &py_measure_linear, "dtype"_a, "layers"_a, "num_threads"_a, "repeats"_a,
       "Nanoseconds of each of `repeats` walks over layers of (packed, n, k, m rows), activations included.");

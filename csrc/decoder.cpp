@@ -25,6 +25,12 @@ constexpr int64_t kLeastLogitsRows = 16;
 constexpr int64_t kFewTiles = 6;
 constexpr int64_t kMostPartials = 512;
 
+// Layers of fewer rows wait for their own weights, and have no time to fetch anything else.
+constexpr int64_t kLeastFetchingRows = 16;
+
+// More than this of one layer would drive out of the caches what was fetched first.
+constexpr int64_t kMostFetchedBytes = int64_t{8} << 20;
+
 int64_t num_splits_of(const AttentionTile& tile) {
   return (tile.first_position + tile.num_rows - 1) / kAttentionSplit + 1;
 }
@@ -91,7 +97,10 @@ Decoder::Decoder(DecoderConfig config, DecoderWeights weights)
   last_tiles_.reserve(static_cast<size_t>(t * c.num_kv_heads));
   logits_tokens_.reserve(static_cast<size_t>(t));
   wanted_.reserve(static_cast<size_t>(t));
+  context_blocks_.reserve(
+      static_cast<size_t>(kMostFetchedBytes / cache_.layout().bytes_per_layer_block() + 1));
   logprobs_.resize(static_cast<size_t>(c.max_num_seqs));
+  prompt_logprobs_.reserve(static_cast<size_t>(t));
   hidden_ = allocate<float>(t * c.hidden_size);
   normed_ = allocate<float>(t * c.hidden_size);
   delta_ = allocate<float>(t * c.hidden_size);
@@ -302,6 +311,40 @@ void Decoder::add_tiles(const PlannedRow& row, int64_t from, int64_t to, int64_t
   }
 }
 
+// The cache of many requests is larger than what the processor keeps of it, and while layers compute the bus
+// to memory has time: so they fetch what the next attention reads.
+void Decoder::plan_fetches() {
+  context_blocks_.clear();
+  if (!fetching_ || num_tokens_ < kLeastFetchingRows) return;
+  const size_t most = static_cast<size_t>(kMostFetchedBytes / cache_.layout().bytes_per_layer_block());
+  for (const PlannedRow& row : rows_) {
+    const std::vector<int32_t>& table = row.request->block_table;
+    const int64_t count = std::min<int64_t>({(row.start + config_.block_size - 1) / config_.block_size,
+                                             static_cast<int64_t>(table.size()),
+                                             static_cast<int64_t>(most - context_blocks_.size())});
+    context_blocks_.insert(context_blocks_.end(), table.begin(), table.begin() + count);
+  }
+}
+
+// What a projection fetches of the keys and values that `layer` attends to, by its share of the work between
+// two attentions.
+Upcoming Decoder::upcoming_keys(int64_t layer, int64_t StepTimes::* part) const {
+  const DecoderConfig& c = config_;
+  const int64_t count = static_cast<int64_t>(context_blocks_.size());
+  if (count == 0 || layer == c.num_layers) return {};
+  const int64_t o = c.q_size(), gate_up = o + 2 * c.intermediate_size, down = gate_up + c.intermediate_size,
+                all = down + c.qkv_size();
+  int64_t from = down, to = all;
+  if (part == &StepTimes::o) from = 0, to = o;
+  if (part == &StepTimes::gate_up) from = o, to = gate_up;
+  if (part == &StepTimes::down) from = gate_up, to = down;
+  if (part == &StepTimes::lm_head) from = 0, to = down;  // for the next step, which mostly has the same rows
+  const int64_t first = from * count / all, last = to * count / all;
+  return {static_cast<const uint8_t*>(cache_.keys(layer)), context_blocks_.data() + first, last - first,
+          cache_.layout().block_stride * cache_.layout().element_bytes(),
+          cache_.layout().bytes_per_layer_block()};
+}
+
 void Decoder::copy_blocks(const int32_t* copies, int64_t num_copies) {
   take_blocks(copies, 2 * num_copies);
   for (int64_t i = 0; i < num_copies; ++i) cache_.copy_block(copies[2 * i], copies[2 * i + 1]);
@@ -333,14 +376,18 @@ void Decoder::note(int64_t StepTimes::* part) {
 
 void Decoder::project(const Projection& p) {
   if (mutant_ == Mutant::none) return project_exactly(p);
-  if (mutant_ == Mutant::quantize_over_batch) return project_quantized_over_batch(p);
-  project_split_by_rows(p);
+  p.make_rows(0, p.m);
+  Projection made = p;
+  made.make_rows = {};
+  if (mutant_ == Mutant::quantize_over_batch) return project_quantized_over_batch(made);
+  project_split_by_rows(made);
 }
 
 void Decoder::project_exactly(const Projection& p) {
-  prepare_activations(config_.dtype, p.x, p.m, p.k, p.k, activations_.get(), team_);
+  prepare_activations(config_.dtype, p.x, p.m, p.k, p.k, activations_.get(), team_, p.make_rows);
   note(&StepTimes::prepare);
-  linear_forward(config_.dtype, p.weights, activations_.get(), p.m, p.n, p.k, p.bias, p.y, p.ldy, team_);
+  linear_forward(config_.dtype, p.weights, activations_.get(), p.m, p.n, p.k, p.bias, p.y, p.ldy, team_,
+                 p.upcoming, p.next);
   note(p.part);
 }
 
@@ -361,18 +408,17 @@ void Decoder::embed() {
   note(&StepTimes::embed);
 }
 
-// normed = rms_norm(hidden += delta); delta may be null.
-void Decoder::normalize(const float* delta, const float* weight) {
+// normed = rms_norm(hidden += delta) of some rows; delta may be null.
+void Decoder::normalize(int64_t first, int64_t count, const float* delta, const float* weight) {
   const int64_t d = config_.hidden_size;
-  for_rows(num_live_, d, [&](int64_t t, int) {
+  for (int64_t t = first; t < first + count; ++t) {
     float* x = hidden_.get() + t * d;
     if (delta == nullptr) {
       kernels_.rms_norm(x, weight, d, config_.rms_norm_eps, normed_.get() + t * d);
     } else {
       kernels_.add_rms_norm(x, delta + t * d, weight, d, config_.rms_norm_eps, normed_.get() + t * d);
     }
-  });
-  note(&StepTimes::norm);
+  }
 }
 
 // Query and key norms, rotation, and the write of keys and values: all rows of a layer, before any of them
@@ -436,9 +482,21 @@ bool Decoder::attend_by_splits(int64_t layer, const std::vector<AttentionTile>& 
 void Decoder::run_attention_block(int64_t layer) {
   const DecoderConfig& c = config_;
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  normalize(layer == 0 ? nullptr : delta_.get(), w.attn_norm);
-  project({w.qkv, normed_.get(), num_live_, c.qkv_size(), c.hidden_size, w.qkv_bias, qkv_.get(), c.qkv_size(),
-           &StepTimes::qkv});
+  const auto norm = [&](int64_t first, int64_t count) {
+    normalize(first, count, layer == 0 ? nullptr : delta_.get(), w.attn_norm);
+  };
+  project({w.qkv,
+           normed_.get(),
+           num_live_,
+           c.qkv_size(),
+           c.hidden_size,
+           w.qkv_bias,
+           qkv_.get(),
+           c.qkv_size(),
+           &StepTimes::qkv,
+           upcoming_keys(layer, &StepTimes::qkv),
+           RowMaker(norm),
+           {w.o, c.hidden_size, c.q_size()}});
   rotate_and_store(layer);
   if (layer + 1 == c.num_layers) {
     keep_wanted();
@@ -446,8 +504,18 @@ void Decoder::run_attention_block(int64_t layer) {
   } else {
     attend(layer, tiles_);
   }
-  project({w.o, attended_.get(), num_live_, c.hidden_size, c.q_size(), nullptr, delta_.get(), c.hidden_size,
-           &StepTimes::o});
+  project({w.o,
+           attended_.get(),
+           num_live_,
+           c.hidden_size,
+           c.q_size(),
+           nullptr,
+           delta_.get(),
+           c.hidden_size,
+           &StepTimes::o,
+           upcoming_keys(layer + 1, &StepTimes::o),
+           {},
+           {w.gate_up, 2 * c.intermediate_size, c.hidden_size}});
 }
 
 // Drops tokens whose logits nobody wants: of them, only keys and values outlive the step.
@@ -465,20 +533,35 @@ void Decoder::run_mlp_block(int64_t layer) {
   const DecoderConfig& c = config_;
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const int64_t inner = c.intermediate_size;
-  normalize(delta_.get(), w.mlp_norm);
-  project({w.gate_up, normed_.get(), num_live_, 2 * inner, c.hidden_size, nullptr, gate_up_.get(), 2 * inner,
-           &StepTimes::gate_up});
-  for_rows(num_live_, inner * 4, [&](int64_t t, int) {
-    const float* gate = gate_up_.get() + t * 2 * inner;
-    kernels_.silu_mul(gate, gate + inner, inner, activated_.get() + t * inner);
-  });
-  note(&StepTimes::activation);
+  const auto norm = [&](int64_t first, int64_t count) { normalize(first, count, delta_.get(), w.mlp_norm); };
+  project({w.gate_up,
+           normed_.get(),
+           num_live_,
+           2 * inner,
+           c.hidden_size,
+           nullptr,
+           gate_up_.get(),
+           2 * inner,
+           &StepTimes::gate_up,
+           upcoming_keys(layer + 1, &StepTimes::gate_up),
+           RowMaker(norm),
+           {w.down, c.hidden_size, inner}});
+  const auto activate = [&](int64_t first, int64_t count) {
+    for (int64_t t = first; t < first + count; ++t) {
+      const float* gate = gate_up_.get() + t * 2 * inner;
+      kernels_.silu_mul(gate, gate + inner, inner, activated_.get() + t * inner);
+    }
+  };
   project({w.down, activated_.get(), num_live_, c.hidden_size, inner, nullptr, delta_.get(), c.hidden_size,
-           &StepTimes::down});
+           &StepTimes::down, upcoming_keys(layer + 1, &StepTimes::down), RowMaker(activate),
+           layer + 1 == c.num_layers ? NextLayer{weights_.lm_head, c.vocab_size, c.hidden_size}
+                                     : NextLayer{weights_.layers[static_cast<size_t>(layer) + 1].qkv,
+                                                 c.qkv_size(), c.hidden_size}});
 }
 
 void Decoder::run_layers() {
   num_live_ = num_tokens_;
+  plan_fetches();
   embed();
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
     run_attention_block(layer);
@@ -489,14 +572,23 @@ void Decoder::run_layers() {
 // Logits of wanted tokens [first, first + count) into the first rows of logits_.
 void Decoder::compute_logits(int64_t first, int64_t count) {
   const int64_t d = config_.hidden_size;
-  for_rows(count, d, [&](int64_t i, int) {
-    float* x = hidden_.get() + (first + i) * d;
-    kernels_.add_rms_norm(x, delta_.get() + (first + i) * d, weights_.norm, d, config_.rms_norm_eps,
-                          normed_.get() + i * d);
-  });
-  note(&StepTimes::norm);
-  project({weights_.lm_head, normed_.get(), count, config_.vocab_size, d, nullptr, logits_.get(),
-           logits_stride_, &StepTimes::lm_head});
+  const auto norm = [&](int64_t row, int64_t num_rows) {
+    for (int64_t i = row; i < row + num_rows; ++i) {
+      kernels_.add_rms_norm(hidden_.get() + (first + i) * d, delta_.get() + (first + i) * d, weights_.norm, d,
+                            config_.rms_norm_eps, normed_.get() + i * d);
+    }
+  };
+  project({weights_.lm_head,
+           normed_.get(),
+           count,
+           config_.vocab_size,
+           d,
+           nullptr,
+           logits_.get(),
+           logits_stride_,
+           &StepTimes::lm_head,
+           {},
+           RowMaker(norm)});
 }
 
 void Decoder::forward(const StepRow* rows, int64_t num_rows, float* logits) {
@@ -544,16 +636,14 @@ int32_t Decoder::sample_row(int64_t row, const float* logits, int thread) {
                       sampling_scratch_[static_cast<size_t>(thread)], &logprobs_[static_cast<size_t>(row)]);
 }
 
-// False where the logits are not finite.
-bool Decoder::score(const Wanted& wanted, const float* logits) {
+// A score of logits that are not finite keeps rank 0.
+void Decoder::score(const Wanted& wanted, const float* logits) {
   const RequestState& request = *rows_[static_cast<size_t>(wanted.row)].request;
-  return score_token(logits, config_.num_valid_tokens,
-                     request.token_ids[static_cast<size_t>(wanted.position + 1)], request.num_prompt_logprobs,
-                     &prompt_logprobs_[static_cast<size_t>(wanted.score)]);
+  score_token(logits, config_.num_valid_tokens, request.token_ids[static_cast<size_t>(wanted.position + 1)],
+              request.num_prompt_logprobs, &prompt_logprobs_[static_cast<size_t>(wanted.score)]);
 }
 
-// Samples and scores by the first `count` rows of logits_, which belong to wanted_ from `first` on. A score
-// that cannot be had keeps rank 0.
+// Samples and scores by the first `count` rows of logits_, which belong to wanted_ from `first` on.
 void Decoder::use_logits(int64_t first, int64_t count, int32_t* tokens) {
   team_.run(count, [&](int64_t i, int thread) {
     const Wanted& wanted = wanted_[static_cast<size_t>(first + i)];

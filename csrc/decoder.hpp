@@ -81,10 +81,10 @@ struct PromptLogits {
 // Bugs that a kernel may be given on purpose, so that tests can show that they would be found.
 enum class Mutant { none, quantize_over_batch, split_by_rows };
 
-// Nanoseconds of the last step by part.
+// Nanoseconds of the last step by part; `prepare` holds norms, SiLU and quantising, up to every projection.
 struct StepTimes {
-  int64_t embed = 0, norm = 0, prepare = 0, qkv = 0, rope = 0, attention = 0, o = 0, gate_up = 0,
-          activation = 0, down = 0, lm_head = 0, sample = 0;
+  int64_t embed = 0, prepare = 0, qkv = 0, rope = 0, attention = 0, o = 0, gate_up = 0, down = 0, lm_head = 0,
+          sample = 0;
 };
 
 class Decoder {
@@ -95,6 +95,8 @@ class Decoder {
   const StepTimes& times() const { return times_; }
   void set_mutant(Mutant mutant) { mutant_ = mutant; }
   void set_profiling(bool on) { profiling_ = on; }
+  // Whether layers fetch what the next attention reads; on from the start. Changes no result.
+  void set_fetching(bool on) { fetching_ = on; }
 
   // Each throws std::invalid_argument, and changes nothing, when an id, size or block does not fit.
   void admit(int64_t request_id, RequestState state);
@@ -102,7 +104,7 @@ class Decoder {
   void release(int64_t request_id);
 
   // Copies blocks (source, destination), computes all rows, and samples where logits_from < num_tokens. Per
-  // row: tokens[r] is the sampled id, kNoToken or kFailedToken; logprobs()[r] is filled where the request
+  // row: tokens[r] is the sampled id, kNoToken, kFailedToken or kMaskedToken; logprobs()[r] is filled where the request
   // asks. A sampled token becomes the request's next one, except in the last num_padded_rows rows, whose
   // results are thrown away. `prompts`, in the order of the rows, asks for scores: prompt_logprobs() has
   // them, one after the other; a row of which one is not finite fails.
@@ -146,6 +148,9 @@ class Decoder {
     float* y;
     int64_t ldy;
     int64_t StepTimes::* part;
+    Upcoming upcoming = {};
+    RowMaker make_rows = {};
+    NextLayer next = {};
   };
 
   RequestState& find(int64_t request_id);
@@ -158,6 +163,8 @@ class Decoder {
   void want_sample(int64_t row);
   void add_tiles(const PlannedRow& row, int64_t from, int64_t to, int64_t out,
                  std::vector<AttentionTile>& tiles);
+  void plan_fetches();
+  Upcoming upcoming_keys(int64_t layer, int64_t StepTimes::* part) const;
   void copy_blocks(const int32_t* copies, int64_t num_copies);
   void run_layers();
   void embed();
@@ -167,7 +174,7 @@ class Decoder {
   void attend(int64_t layer, const std::vector<AttentionTile>& tiles);
   bool attend_by_splits(int64_t layer, const std::vector<AttentionTile>& tiles);
   void keep_wanted();
-  void normalize(const float* delta, const float* weight);
+  void normalize(int64_t first, int64_t count, const float* delta, const float* weight);
   void project(const Projection& p);
   void project_exactly(const Projection& p);
   void project_quantized_over_batch(const Projection& p);
@@ -176,7 +183,7 @@ class Decoder {
   void check_prompts(const PromptLogits* prompts, int64_t num_prompts) const;
   void use_logits(int64_t first, int64_t count, int32_t* tokens);
   int32_t sample_row(int64_t row, const float* logits, int thread);
-  bool score(const Wanted& wanted, const float* logits);
+  void score(const Wanted& wanted, const float* logits);
   void take_tokens(int64_t num_rows, int64_t num_padded_rows, int32_t* tokens);
   template <class F>
   void for_rows(int64_t num_rows, int64_t cost, F&& body);
@@ -198,6 +205,7 @@ class Decoder {
   std::vector<int64_t> logits_tokens_;             // packed index of each token whose logits are wanted
   std::vector<Wanted> wanted_;                     // what each of these logits is for
   std::vector<TokenLogprobs> logprobs_, prompt_logprobs_;
+  std::vector<int32_t> context_blocks_;  // whose keys and values are fetched before a layer attends
   int64_t num_tokens_ = 0;
   int64_t num_live_ = 0;  // rows of hidden_ that are still computed
   int64_t sample_ns_ = 0;
@@ -226,6 +234,7 @@ class Decoder {
 
   StepTimes times_;
   bool profiling_ = false;
+  bool fetching_ = true;
   int64_t last_note_ = 0;
   Mutant mutant_ = Mutant::none;
 };

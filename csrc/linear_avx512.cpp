@@ -18,6 +18,8 @@ constexpr int kQuads = kGroup / 4;
 [[gnu::always_inline]] inline void prefetch(const Prefetch& ahead, int64_t group) {
   const char* line = reinterpret_cast<const char*>(ahead.start) + group * ahead.lines_per_group * 64;
   for (int i = 0; i < ahead.lines_per_group; ++i) _mm_prefetch(line + 64 * i, _MM_HINT_T1);
+  const char* later = reinterpret_cast<const char*>(ahead.later) + group * ahead.later_lines_per_group * 64;
+  for (int i = 0; i < ahead.later_lines_per_group; ++i) _mm_prefetch(later + 64 * i, _MM_HINT_T1);
 }
 
 __m512i broadcast_quad(const uint8_t* quad) {

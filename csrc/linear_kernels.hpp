@@ -35,10 +35,12 @@ struct TileOutput {
 };
 
 // Memory to bring into the second-level cache meanwhile: with each group (64 inputs), as many lines of 64
-// bytes.
+// bytes. `later` is read after the whole layer only.
 struct Prefetch {
   const uint8_t* start;
   int lines_per_group;
+  const uint8_t* later;
+  int later_lines_per_group;
 };
 
 struct LinearKernels {

@@ -104,6 +104,7 @@ class RowSampler {
     if (settings_.changes_logits()) {
       process_logits();
       max_ = kernels_.max_of(x_, n_, &finite);
+      if (max_ == -INFINITY) return kMaskedToken;
       if (!(max_ >= -FLT_MAX && max_ <= FLT_MAX)) return kFailedToken;
     }
     const int32_t token =
@@ -402,12 +403,11 @@ int32_t sample_token(const float* logits, int64_t n, const SamplingSettings& set
   return RowSampler(logits, n, settings, history, scratch).sample(logprobs);
 }
 
-bool score_token(const float* logits, int64_t n, int32_t token, int num_top, TokenLogprobs* logprobs) {
+void score_token(const float* logits, int64_t n, int32_t token, int num_top, TokenLogprobs* logprobs) {
   const DecoderKernels& kernels = decoder_kernels();
   bool finite = false;
   const float top = kernels.max_of(logits, n, &finite);
   if (finite) fill_logprobs(kernels, logits, n, top, token, num_top, *logprobs);
-  return finite;
 }
 
 }  // namespace everystop

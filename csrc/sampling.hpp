@@ -16,7 +16,8 @@ namespace everystop {
 // Temperatures below this are greedy: 1 / temperature would leave the range where exponents mean anything.
 constexpr float kGreedyTemperature = 1e-5f;
 constexpr int32_t kNoToken = -1;
-constexpr int32_t kFailedToken = -2;  // the logits are not finite, or every token is masked
+constexpr int32_t kFailedToken = -2;  // the logits are not finite
+constexpr int32_t kMaskedToken = -3;  // every token is masked
 constexpr int kMaxLogprobs = 64;
 
 struct SamplingSettings {
@@ -83,9 +84,9 @@ class SamplingScratch {
 int32_t sample_token(const float* logits, int64_t n, const SamplingSettings& settings,
                      const TokenHistory& history, SamplingScratch& scratch, TokenLogprobs* logprobs);
 
-// Log-probabilities of `token`, and of the `num_top` best ones, after logits[n]; false where they are not
-// finite. The same bits as those of a sampled token.
-bool score_token(const float* logits, int64_t n, int32_t token, int num_top, TokenLogprobs* logprobs);
+// Log-probabilities of `token`, and of the `num_top` best ones, after logits[n]; nothing is written where they
+// are not finite. The same bits as those of a sampled token.
+void score_token(const float* logits, int64_t n, int32_t token, int num_top, TokenLogprobs* logprobs);
 
 // The slow, obvious version: sorts the whole vocabulary and sums in double.
 int32_t sample_token_naive(const float* logits, int64_t n, const SamplingSettings& settings,

@@ -58,6 +58,7 @@ int32_t sample_token_naive(const float* logits, int64_t n, const SamplingSetting
     return x[static_cast<size_t>(a)] > x[static_cast<size_t>(b)];
   });
   const double best = static_cast<double>(x[static_cast<size_t>(order[0])]);
+  if (best == -INFINITY) return kMaskedToken;
   if (!std::isfinite(best)) return kFailedToken;
   if (settings.is_greedy()) return order[0];
 

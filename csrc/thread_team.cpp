@@ -1,6 +1,7 @@
 #include "thread_team.hpp"
 
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -23,6 +24,7 @@ constexpr uint64_t kTilesMask = 0xffffffffu;
 // Longer than the serial gaps inside a step, shorter than the gap between two steps of an idle server.
 constexpr auto kSpinTime = std::chrono::microseconds(50);
 constexpr int kPausesPerClockRead = 32;
+constexpr char kThreadName[] = "everystop-team";  // at most 15 letters
 
 void pause_cpu() {
 #if defined(__x86_64__)
@@ -99,6 +101,7 @@ int64_t ThreadTeam::take_tiles(int thread) {
 }
 
 void ThreadTeam::work(int thread) {
+  pthread_setname_np(pthread_self(), kThreadName);
   while (wait_for_work()) {
     const int64_t num_taken = take_tiles(thread);
     if (num_taken > 0) num_done_.fetch_add(num_taken, std::memory_order_acq_rel);

@@ -6,7 +6,7 @@ import pytest
 from tools.api_fields import PAGES, TABLE, TABLES, filled, words
 
 from everystop.server.fields import Effect
-from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS
+from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS
 
 
 def test_the_tables_are_those_of_the_rows() -> None:

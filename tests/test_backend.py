@@ -9,7 +9,8 @@ import pytest
 
 from everystop.backend import DTYPES as DEVICE_DTYPES
 from everystop.backend import Backend, choose_backend
-from everystop.config import DEVICES, DTYPES, Config
+from everystop.config import Config
+from everystop.config.setting import DEVICES, DTYPES
 from everystop.core.errors import ConfigError
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from everystop.config import Config, parse_bytes
+from everystop.config import Config
+from everystop.config.setting import parse_bytes
 from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, make_policy
 
@@ -34,6 +35,10 @@ from everystop.core.policy import POLICIES, make_policy
         ({"block_size": 512}, ["--block-size is 512"]),
         ({"port": 65536}, ["--port is 65536"]),
         ({"dtype": "int4"}, ["--dtype is 'int4'", "int8, float32"]),
+        ({"device": "tpu"}, ["--device is 'tpu'", "auto, cpu, cuda, torch"]),
+        ({"cuda_graphs": "always"}, ["--cuda-graphs is 'always'", "start, lazy, off"]),
+        ({"gpu_memory_utilization": 1.5}, ["--gpu-memory-utilization is 1.5", "at most 1"]),
+        ({"gpu_memory_utilization": 0.0}, ["--gpu-memory-utilization is 0.0", "at least 0.05"]),
         ({"policy": "fastest"}, ["--policy is 'fastest'", "continuous, static, static-padded"]),
         ({"generation_config": "always"}, ["--generation-config is 'always'", "auto, none"]),
         ({"max_num_seqs": 300}, ["--max-num-batched-tokens 256", "--max-num-seqs 300"]),

@@ -7,9 +7,6 @@ from pathlib import Path
 
 from tools.flag_table import PAGE, with_tables
 
-from everystop.cli import settings
-from everystop.config import Config
-
 ROOT = Path(__file__).parent.parent
 
 
@@ -31,31 +28,3 @@ def test_links_between_documents_lead_somewhere() -> None:
 def test_the_tables_of_options_are_those_of_the_configuration() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert with_tables(text) == text, "run python -m tools.flag_table"
-
-
-def test_deployments_use_options_and_paths_that_exist() -> None:
-    variables = {f"EVERYSTOP_{field.name.upper()}" for field in settings.all_fields()} | set(settings.OTHER_VARIABLES)
-    flags = {field.metadata["flag"] for field in settings.flag_fields()}
-    files = [path for path in (ROOT / "deploy").rglob("*") if path.is_file()]
-    assert len(files) > 8
-    for path in files:
-        text = path.read_text(encoding="utf-8")
-        assert set(re.findall(r"\bEVERYSTOP_[A-Z_]+\b", text)) <= variables, path
-        assert set(re.findall(r"everystop serve .*?(--[\w-]+)", text)) <= flags, path
-        assert set(re.findall(r"/health[/\w]*", text)) <= {"/health", "/health/live", "/health/ready"}, path
-
-
-def test_deployments_give_a_drain_the_time_that_it_takes() -> None:
-    def number(path: str, pattern: str) -> int:
-        found = re.search(pattern, (ROOT / "deploy" / path).read_text(encoding="utf-8"))
-        assert found is not None, (path, pattern)
-        return int(found[1])
-
-    pod = "kustomize/deployment.yaml"
-    drain_s = number("kustomize/kustomization.yaml", r"EVERYSTOP_SHUTDOWN_TIMEOUT=(\d+)")
-    assert number(pod, r"terminationGracePeriodSeconds: (\d+)") >= drain_s + number(pod, r'"sleep", "(\d+)"') + 10
-    unit = "systemd/everystop.service"
-    assert number(unit, r"TimeoutStopSec=(\d+)") >= number(unit, r"--shutdown-timeout (\d+)") + 10
-    compose = "compose/compose.yaml"
-    assert number(compose, r"stop_grace_period: (\d+)s") >= number(compose, r'SHUTDOWN_TIMEOUT: "(\d+)"') + 10
-    assert number(unit, r"WatchdogSec=(\d+)") > Config().stall_timeout

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from tests.claims.labs import make_lab
-from tools.figures import DOCS, QUOTE, filled, refresh
+from tools.figures import DOCS, QUOTE, filled, with_claims
 
 from everystop.claims.lab import Trial
 from everystop.claims.steps import decode_steps, steps_of, useful_share
@@ -30,7 +30,7 @@ def test_code_that_is_quoted_is_the_code() -> None:
 def test_figures_that_are_quoted_are_those_that_were_found() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert len(QUOTE.findall(text)) >= 20
-    assert refresh(PAGE) == text, "run python -m tools.figures"
+    assert with_claims(text) == text, "run python -m tools.figures"
 
 
 def test_a_quote_is_filled_and_an_unknown_figure_is_an_error() -> None:

@@ -26,6 +26,7 @@ KEYS = "everystop.keys"
 PROTOCOL = "everystop.runner:ModelRunner"
 LAUNCHED = "everystop.runner:Launched"
 LAUNCHER = "everystop.runner:launcher"
+EXECUTED = "everystop.runner:Executed"
 CODES = "everystop.runner.codes"
 PARAMS = "everystop.core.request:SamplingParams"
 LOGPROBS = "everystop.core.plan:TokenLogprobs"
@@ -121,7 +122,7 @@ ALLOWED = {
         CODES,
     },
     "everystop.engine": {"everystop.core", "everystop.engine.loop", PROTOCOL, "everystop.config"},
-    "everystop.engine.loop": {"everystop.core", PROTOCOL, LAUNCHED, LAUNCHER},
+    "everystop.engine.loop": {"everystop.core", PROTOCOL, LAUNCHED, LAUNCHER, EXECUTED},
     # The one place where scheduler, runner and model meet, and what starts from there: the server, and the two ways
     # to use the engine without one.
     "everystop.assembly": {
@@ -180,11 +181,19 @@ ALLOWED = {
     "everystop.sim.recount": {
         "everystop.core.events",
         "everystop.observe.aftermath",
+        "everystop.observe.thread_share",
         "everystop.observe.metrics",
         "everystop.sim",
     },
-    # Runs workloads on engines that it builds itself, or as a client of a server; what comes out is `observe`'s.
-    "everystop.trial": {"everystop.observe", "everystop.sim.workloads", ERRORS, DURATIONS},
+    # Runs workloads on engines that it builds itself, or as a client of a server, which may be its own child; what
+    # comes out is `observe`'s.
+    "everystop.trial": {
+        "everystop.observe",
+        "everystop.sim.workloads",
+        "everystop.trial.server_process",
+        ERRORS,
+        DURATIONS,
+    },
     "everystop.trial.bench": {
         *STARTERS,
         NATIVE,
@@ -193,16 +202,21 @@ ALLOWED = {
         PROTOCOL,
         LAUNCHED,
         LAUNCHER,
+        EXECUTED,
     },
     "everystop.trial.on_engine": {
         "everystop.core.events",
         "everystop.engine",
         "everystop.observe",
         "everystop.sim.workloads",
+        "everystop.trial.calm",
         PARAMS,
         ERRORS,
         DURATIONS,
     },
+    "everystop.trial.server_process": {"everystop.config", ERRORS},
+    # What a server's clients saw, beside what its record says that its engine did.
+    "everystop.trial.recorded": {"everystop.observe", "everystop.sim", "everystop.trial", ERRORS},
     # The engine's parts without an engine: a scheduler, and a cost model in place of the model.
     "everystop.trial.virtual": {
         "everystop.assembly",
@@ -214,7 +228,7 @@ ALLOWED = {
         "everystop.sim",
         "everystop.trial",
     },
-    # Measures by trials, on engines and in virtual time; what it draws and says are views of histories.
+    # Measures by trials, on servers and in virtual time; what it draws and says are views of histories.
     "everystop.claims": {
         NATIVE,
         "everystop.config",

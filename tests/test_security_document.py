@@ -47,18 +47,20 @@ def test_bounds_are_those_of_the_code() -> None:
         template_sandbox,
         tokenizer_files,
     )
-    from everystop.server import http, json_shape, prompt_report, protocol
+    from everystop.server import aside, bodies, http, json_body, json_shape, openai_fields, prompt_report, protocol
 
     mib = 1 << 20
     bounds = TEXT.split("### Bounds")[1].split("## Published")[0]
     for value in (
         f"header block | {http.MAX_HEADER_BYTES >> 10} KiB",
         f"receive a request | {http.RECEIVE_S:g} s",
-        f"{http.MAX_BODY_BYTES // mib} MiB; {http.MAX_BODIES_BYTES // mib} MiB",
-        f"{protocol.MAX_JSON_MARKS:,}; {json_shape.MAX_DEPTH}",
-        f"{protocol.MAX_PROMPTS:,}; {protocol.MAX_N}; {protocol.MAX_SEQUENCES:,}",
-        f"{protocol.RANGES['logprobs'][1]}; {prompt_report.MAX_ENTRIES:,}",
-        f"{protocol.MAX_STOPS}; {protocol.MAX_STOP_CHARS:,}",
+        f"{bodies.MAX_BODY_BYTES // mib} MiB; {bodies.MAX_BODIES_BYTES // mib} MiB",
+        f"at once; their bodies | {aside.MAX_JOBS}; {aside.MAX_BODIES_BYTES // mib} MiB",
+        f"of all answers | {http.MAX_UNSENT_BYTES // mib} MiB; {http.MAX_UNSENT_BYTES_IN_ALL // mib} MiB",
+        f"{json_body.MAX_JSON_MARKS:,}; {json_shape.MAX_DEPTH}",
+        f"{openai_fields.MAX_PROMPTS:,}; {openai_fields.MAX_N}; {protocol.MAX_SEQUENCES:,}",
+        f"{openai_fields.RANGES['logprobs'][1]}; {prompt_report.MAX_ENTRIES:,}",
+        f"{openai_fields.MAX_STOPS}; {openai_fields.MAX_STOP_CHARS:,}",
         f"{messages.MAX_MESSAGES:,}; {messages.MAX_PARTS:,}; {messages.MAX_TOOL_CALLS}; {messages.MAX_NAME_CHARS}",
         f"{template_sandbox.MAX_SOURCE_CHARS // mib} MiB; {template_sandbox.MAX_RENDER_NS / 1e9:g} s",
         f"{template_sandbox.TEXT_CHARS // 10**6} million characters and {template_sandbox.TEXT_FACTOR} for each",

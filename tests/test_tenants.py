@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from everystop.config import POLICY_OPTIONS, Config
+from everystop.config import Config
+from everystop.config.rules import POLICY_OPTIONS
 from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, QUANTUM, PolicySettings, Share, Targets, make_policy
 from everystop.keys import hash_key

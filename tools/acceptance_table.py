@@ -12,7 +12,8 @@ import re
 import sys
 from pathlib import Path
 
-from tests.acceptance.cases import CASES, Case
+from tests.acceptance.cases import CASES
+from tools.pages import markdown_table, refresh
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 BEGIN, END = "<!--acceptance cases-->", "<!--/acceptance cases-->"
@@ -20,12 +21,8 @@ BEGIN, END = "<!--acceptance cases-->", "<!--/acceptance cases-->"
 
 def table() -> str:
     """The cases as a table; what has no mutant has an empty cell."""
-    rows = ["| case | what is done | what is asserted | broken variants that it catches |", "|---|---|---|---|"]
-    return "\n".join([*rows, *map(_row, CASES)])
-
-
-def _row(case: Case) -> str:
-    return f"| {case.name} | {case.does} | {case.asserts} | {'; '.join(case.mutants)} |"
+    head = ("case", "what is done", "what is asserted", "broken variants that it catches")
+    return markdown_table(head, ((case.name, case.does, case.asserts, "; ".join(case.mutants)) for case in CASES))
 
 
 def with_table(page: str) -> str:
@@ -33,18 +30,8 @@ def with_table(page: str) -> str:
     place = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
     if len(place.findall(page)) != 1:
         raise ValueError(f"the page needs {BEGIN} and {END}, once each")
-    return place.sub(lambda _: f"{BEGIN}\n{table()}\n{END}", page)
-
-
-def main() -> int:
-    """Write, or check; returns the exit status."""
-    page = PAGE.read_text(encoding="utf-8")
-    new = with_table(page)
-    if "--check" in sys.argv[1:]:
-        return int(new != page)
-    PAGE.write_text(new, encoding="utf-8")
-    return 0
+    return place.sub(lambda _: f"{BEGIN}\n{table()}{END}", page)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(refresh([PAGE], with_table))

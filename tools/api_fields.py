@@ -4,7 +4,7 @@
     python -m tools.api_fields --check    # says which page is out of date, and exits with 1 if one is
 
 A table stands between two comments, which nobody sees who reads a page: `<!--fields chat honoured-->` and `<!--/-->`.
-The first word is a table of `TABLES`, the rest an effect.
+The first word is a table of `TABLES`, the rest an effect. `<!--error codes-->` is the table of all codes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tools.pages import markdown_table, refresh
+
+from everystop.server.error_codes import CODES
 from everystop.server.fields import Effect, Field
-from everystop.server.protocol import CHAT_FIELDS, COMMON_FIELDS, COMPLETION_FIELDS, STREAM_OPTION_FIELDS
+from everystop.server.openai_fields import CHAT_FIELDS, COMMON_FIELDS, COMPLETION_FIELDS, STREAM_OPTION_FIELDS
 from everystop.server.tgi import GENERATE_PARAMETERS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = (DOCS / "api.md", DOCS / "tgi.md")
+CODES_TABLE = re.compile(r"(<!--error codes-->\n)(.*?)(<!--/-->)", re.DOTALL)
 TABLE = re.compile(r"(<!--fields (\w+) ([\w ]+)-->\n)(.*?)(<!--/-->)", re.DOTALL)
 
 
@@ -76,10 +80,19 @@ def _bound(value: float) -> str:
 
 def table_of(rows: Mapping[str, Field], effect: Effect) -> str:
     """The rows of one effect as a table in Markdown, by name."""
-    lines = [f"| field | takes | {TITLES[effect]} |", "|---|---|---|"]
-    for name, row in sorted(rows.items()):
-        if row.effect is effect:
-            lines.append(f"| `{name}` | {words(row.schema)} | {row.schema.get('description', '')} |")
+    lines = [
+        (f"`{name}`", words(row.schema), row.schema.get("description", ""))
+        for name, row in sorted(rows.items())
+        if row.effect is effect
+    ]
+    return markdown_table(("field", "takes", TITLES[effect]), lines)
+
+
+def codes_table() -> str:
+    """The codes of errors, by status, as a table in Markdown."""
+    lines = ["| status | `code` | when |", "|---|---|---|"]
+    for code, meaning in sorted(CODES.items(), key=lambda item: item[1].status):
+        lines.append(f"| {meaning.status} | `{code}` | {meaning.when} |")
     return "\n".join(lines) + "\n"
 
 
@@ -90,19 +103,9 @@ def filled(page: str) -> str:
         begin, table, effect, _, end = found.groups()
         return begin + table_of(TABLES[table], Effect(effect)) + end
 
+    page = CODES_TABLE.sub(lambda found: found[1] + codes_table() + found[3], page)
     return TABLE.sub(fill, page)
 
 
-def main() -> int:
-    """Write, or check."""
-    stale = {page: text for page in PAGES if (text := filled(old := page.read_text(encoding="utf-8"))) != old}
-    for page, text in stale.items():
-        if "--check" in sys.argv:
-            print(f"{page.name} is out of date: run python -m tools.api_fields")
-        else:
-            page.write_text(text, encoding="utf-8")
-    return 1 if stale and "--check" in sys.argv else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(refresh(PAGES, filled))

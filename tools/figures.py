@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tools.pages import refresh
+
 from everystop.claims.findings import Findings
 from everystop.claims.results import read_results
 
@@ -46,28 +48,14 @@ def filled(page: str, text_of_claim: Callable[[int, str, bool], str]) -> str:
     return QUOTE.sub(fill, page)
 
 
-def refresh(path: Path) -> str:
-    """The page's text with the figures of docs/claims.json; raises KeyError for a claim or figure that is not there."""
+def with_claims(page: str) -> str:
+    """The page with the figures of docs/claims.json; raises KeyError for a claim or figure that is not there."""
     results = read_results(DOCS)
     return filled(
-        path.read_text(encoding="utf-8"),
+        page,
         lambda number, name, is_interval: text_of(results[number].findings, name, is_interval=is_interval),
     )
 
 
-def main() -> int:
-    """Write, or check."""
-    stale = []
-    for path in sorted(DOCS.glob("*.md")):
-        text = refresh(path)
-        if text != path.read_text(encoding="utf-8"):
-            stale.append(path)
-            if "--check" not in sys.argv:
-                path.write_text(text, encoding="utf-8")
-    for path in stale:
-        print(path.relative_to(DOCS.parent))
-    return 1 if stale and "--check" in sys.argv else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(refresh(sorted(DOCS.glob("*.md")), with_claims))

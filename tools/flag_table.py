@@ -1,13 +1,20 @@
-"""Writes the tables of options in docs/operations.md from `Config`: python -m tools.flag_table."""
+"""Writes the tables of options in docs/operations.md from `Config`.
+
+python -m tools.flag_table            # writes
+python -m tools.flag_table --check    # exits with 1 if the page is out of date
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
+from tools.pages import markdown_table, refresh
+
 from everystop.cli import settings
-from everystop.config import GROUPS
+from everystop.config.setting import GROUPS
 
 PAGE = Path(__file__).parent.parent / "docs" / "operations.md"
 BEGIN, END = "<!-- options: written by python -m tools.flag_table -->", "<!-- end of options -->"
@@ -15,22 +22,16 @@ BEGIN, END = "<!-- options: written by python -m tools.flag_table -->", "<!-- en
 
 def tables() -> str:
     """One table a group, in the order of the help."""
-    fields = list(settings.flag_fields())
+
+    def fields_of(group: str) -> list[dataclasses.Field[Any]]:
+        return [field for field in settings.flag_fields() if field.metadata["group"] == group]
+
     return "\n".join(
-        "\n".join(
-            [
-                f"**{group}**\n",
-                "| option | what it does |",
-                "|---|---|",
-                *(_row(field) for field in fields if field.metadata["group"] == group),
-                "",
-            ]
-        )
-        for group in GROUPS
+        f"**{group}**\n\n" + markdown_table(("option", "what it does"), map(_row, fields_of(group))) for group in GROUPS
     )
 
 
-def _row(field: dataclasses.Field[Any]) -> str:
+def _row(field: dataclasses.Field[Any]) -> tuple[str, str]:
     flag, choices = field.metadata["flag"], field.metadata["choices"]
     if isinstance(field.default, bool):
         value = ""
@@ -39,7 +40,7 @@ def _row(field: dataclasses.Field[Any]) -> str:
     else:
         value = f" {field.metadata['metavar'] or settings.metavar(flag, field.metadata['parse'])}"
     text = settings.help_text(field).replace("%%", "%").replace("|", "\\|")
-    return f"| `{flag}{value}` | {text} |"
+    return f"`{flag}{value}`", text
 
 
 def with_tables(text: str) -> str:
@@ -50,4 +51,4 @@ def with_tables(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.exit(refresh([PAGE], with_tables))

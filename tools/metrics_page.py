@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from tools.pages import markdown_table, refresh
+
 from everystop.observe.catalogue import COUNTERS, GAUGES, HISTOGRAMS, TENANTS
 from everystop.observe.families import Family, Kind
+from everystop.observe.ledger import LEDGER_FAMILIES
 from everystop.observe.vllm_names import ALIASES, FAMILIES_OF_VLLM, PREFIX
+from everystop.server.delivery import DELIVERY_FAMILIES
 from everystop.server.edge_metrics import STATE_FAMILIES
 from everystop.server.http_counts import HTTP_FAMILIES
 
@@ -24,15 +28,9 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 TABLE = re.compile(r"(<!--table: (\w+)-->\n).*?(<!--/-->)", re.DOTALL)
 
 
-def rows_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
 def own(families: Iterable[Family[Any]]) -> str:
     """Name, kind, labels, meaning and origin of each."""
-    return rows_of(
+    return markdown_table(
         ("name", "kind", "labels", "what it is", "from"),
         (
             (f"`{f.name}`", f.kind, ", ".join(f"`{label}`" for label in f.labels) or "–", f.text, f.source)
@@ -47,7 +45,7 @@ def vllm() -> str:
         (f"`{PREFIX}{name}`", f"`everystop_{ours}`", "vLLM's" if bounds else "ours") for name, ours, bounds in ALIASES
     ]
     rows += [(f"`{f.name}`", f.text, "–") for f in FAMILIES_OF_VLLM[len(ALIASES) :]]
-    return rows_of(("name", "is", "buckets"), rows)
+    return markdown_table(("name", "is", "buckets"), rows)
 
 
 def _of_state(kind: Kind) -> list[Family[Any]]:
@@ -59,6 +57,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "counters": lambda: own([*COUNTERS, *_of_state(Kind.COUNTER)]),
     "histograms": lambda: own(HISTOGRAMS),
     "tenants": lambda: own(TENANTS),
+    "ledger": lambda: own([*LEDGER_FAMILIES, *DELIVERY_FAMILIES]),
     "http": lambda: own(HTTP_FAMILIES),
     "vllm": vllm,
 }
@@ -69,14 +68,5 @@ def filled(page: str) -> str:
     return TABLE.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], page)
 
 
-def main() -> int:
-    """Write the page, or check it."""
-    text = PAGE.read_text(encoding="utf-8")
-    if "--check" in sys.argv[1:]:
-        return int(filled(text) != text)
-    PAGE.write_text(filled(text), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(refresh([PAGE], filled))

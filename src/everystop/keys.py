@@ -23,7 +23,8 @@ from everystop.core.errors import ConfigError
 
 HASH_PREFIX = "sha256:"
 _HASH = re.compile(HASH_PREFIX + r"([0-9a-fA-F]{64})")
-_LINE = re.compile(r"(?:(?P<name>[^\s:](?:[^:]*[^\s:])?):\s+)?(?P<key>\S+)")
+_NAME = r"[^\s:#](?:[^:]*[^\s:])?"  # of a tenant; what begins with # is a remark
+_LINE = re.compile(rf"(?:(?P<name>{_NAME}):\s+)?(?P<key>\S+)")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -95,6 +96,15 @@ def _read_line(path: str, number: int, line: str) -> NamedKey:
         )
     [key] = hashed([match["key"]], f"--api-key-file {path}, line {number}")
     return NamedKey(match["name"] or "", key)
+
+
+def key_line(name: str, key: KeyHash) -> str:
+    """The line of a file of keys for a tenant's key, or with "" for nobody's; raises ConfigError for other names."""
+    if name and (re.fullmatch(_NAME, name) is None or len(name.splitlines()) > 1):
+        raise ConfigError(
+            f"the tenant's name is {name!r}; it must be one line without a colon, blanks at its ends, or # at its start"
+        )
+    return (f"{name}: " if name else "") + HASH_PREFIX + key.digest.hex()
 
 
 def exposure(path: str) -> str | None:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from everystop.config import POLICY_OPTIONS, Config, check_honoured
+from everystop.config import Config
+from everystop.config.rules import POLICY_OPTIONS, check_honoured
 from everystop.core.durations import NS_PER_MS, NS_PER_S
 from everystop.core.errors import ConfigError
 from everystop.core.limits import Limits

@@ -22,6 +22,7 @@ from tests.runner.models import load_transformer, make_runner, random_model, ran
 from tests.server.parrot import VOCAB, ParrotServer
 
 from everystop.config import Config
+from everystop.core import fitting
 from everystop.core.draft import Draft
 from everystop.core.errors import ConfigError
 from everystop.core.events import AdmitEvent, FinishEvent, StepEvent
@@ -526,7 +527,7 @@ def check_ac_35(server: ParrotServer) -> None:
     bodies += [{"prompt": [97, bad]} for bad in BAD_IDS]
     bodies += [{"prompt": [[97], [bad]]} for bad in BAD_IDS]
     bodies += [{"prompt": "abc", "allowed_token_ids": [bad]} for bad in BAD_IDS]
-    keys = [str(bad) for bad in BAD_IDS if bad != "12"] + ["", "a", "１", "1e1", " 1"]
+    keys = [str(bad) for bad in BAD_IDS if bad != "12"] + ["", "a", "１", "1e1", " 1", "01", "+1", "1_0", "00"]
     bodies += [{"prompt": "abc", "logit_bias": {key: 1}} for key in keys]
     bodies += [{"prompt": "abc", "logit_bias": {"5": bias}} for bias in ("1", True, 1e9, [], -101)]
     for body in bodies:
@@ -542,7 +543,8 @@ def test_ac_35_ids_outside_the_vocabulary_are_refused(server: ParrotServer) -> N
 
 
 def test_mutant_ac_35_ids_are_not_looked_at(own_server: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "check_vocabulary", lambda name, ids, accepted: None)
+    for module in (protocol, fitting):
+        monkeypatch.setattr(module, "check_ids", lambda name, ids, num_valid_tokens: None)
     with pytest.raises((AssertionError, OverflowError), match="was answered with"):
         check_ac_35(own_server)
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import gc
 import hmac
 import json
-import threading
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.acceptance.test_cache import rss_bytes
+from tests.measuring import least, rss_bytes
 from tests.server.parrot import ParrotServer, parrot
+from tests.server.test_hostile import probed
 from tests.server.test_security import raw, routes, status_of
 
 from everystop.server import auth, http
@@ -143,32 +142,20 @@ def excessive_bodies() -> Iterator[tuple[str, str, bytes]]:
 
 def check_ac_65(server: ParrotServer) -> None:
     """All of it twice: the memory that the second round takes is what a third one would take, too."""
-    latencies, statuses, is_over = [0.0], {200}, threading.Event()
 
-    def probe() -> None:
-        while not is_over.wait(0.05):
-            began_s = time.monotonic()
-            statuses.add(server.get("/health")[0])
-            latencies.append(time.monotonic() - began_s)
+    def grown_bytes() -> float:
+        before = rss_bytes()
+        _flood(server)
+        for what, path, body in excessive_bodies():
+            status = server.request("POST", path, body)[0]
+            assert 400 <= status < 500, f"too much of {what} is answered with {status}"
+        gc.collect()
+        return rss_bytes() - before
 
-    prober = threading.Thread(target=probe)
-    prober.start()
-    try:
-        sizes = []
-        for _ in range(2):
-            _flood(server)
-            for what, path, body in excessive_bodies():
-                status = server.request("POST", path, body)[0]
-                assert 400 <= status < 500, f"too much of {what} is answered with {status}"
-            gc.collect()
-            sizes.append(rss_bytes())
-        assert sizes[1] - sizes[0] < 32 << 20
-    finally:
-        is_over.set()
-        prober.join()
-    assert statuses == {200}
-    assert len(latencies) > 5
-    assert max(latencies) < 2.0, f"a probe took {max(latencies):.1f} s"
+    with probed(server) as health:
+        grown_bytes()
+        assert least(grown_bytes, enough=32 << 20, tries=3) < 32 << 20
+    assert set(health) == {200}
     assert server.complete("ok")[1]["choices"][0]["text"] == "ok"
 
 

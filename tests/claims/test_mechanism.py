@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.claims.labs import TWO_CORES, figures_of, make_lab
 
@@ -49,6 +51,12 @@ def test_who_waits_is_hardly_better_off_where_rows_share_nothing() -> None:
     found = head_of_line.measure(make_lab(3, NOTHING_SHARED))
     assert found.verdict is Verdict.DID_NOT_HOLD
     assert figures_of(found)["mean wait to board, static over continuous"].value < head_of_line.LEAST_TIMES
+
+
+def test_who_boards_when_the_long_answer_has_ended_is_not_early_though_its_client_has_yet_to_hear() -> None:
+    run = make_lab().runs({"x": Trial(head_of_line.blocked(), "static")})["x"][0]
+    lines = [replace(line, end_s=line.end_s + 60) if line.group == "long" else line for line in run.requests]
+    assert head_of_line.num_early(replace(run, requests=tuple(lines))) == head_of_line.num_early(run) == 0
 
 
 def test_a_larger_batch_is_no_worse_where_rows_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,20 @@ def test_a_section_shows_what_decides_and_what_is_beside_it() -> None:
     assert "<picture>" not in page
 
 
+def test_a_section_says_how_long_it_took_and_what_the_clients_computed() -> None:
+    page = render([make_claim(1)], {1: make_result()}, "claims")
+    assert "They were counted. It took 12 s.\n" in page
+    page = render([make_claim(1)], {1: replace(make_result(), client_cpu_s=2.53)}, "claims")
+    assert "It took 12 s; the clients computed 2.5 s, on cores that they share with the servers.\n" in page
+
+
+def test_what_was_measured_before_there_were_servers_says_so() -> None:
+    results = {0: make_result(), 1: make_result(served="by `everystop serve` over HTTP")}
+    page = render([make_claim(i) for i in range(2)], results, "claims")
+    assert "> Claim 0: a processor, served by an engine in the same process, without HTTP" in page
+    assert "> Claim 1: a processor, served by `everystop serve` over HTTP" in page
+
+
 def test_a_picture_is_shown_light_and_dark() -> None:
     result = replace(make_result(), findings=make_findings(data={"x": 1}))
     page = render([make_claim(3)], {3: result}, "claims")

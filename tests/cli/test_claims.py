@@ -11,6 +11,7 @@ import pytest
 import everystop.claims.everything
 import everystop.claims.lab
 import everystop.claims.results
+import everystop.claims.server_lab
 import everystop.observe.report.drawing
 from everystop.claims.claim import Claim
 from everystop.claims.findings import Condition, Findings, counted
@@ -40,13 +41,10 @@ def make_claim(number: int, *, interrupted: bool = False) -> Claim:
 
 
 class NoLab(everystop.claims.lab.VirtualLab):
-    """Takes what an `EngineLab` takes, and loads nothing."""
+    """Takes what a `ServerLab` takes, and starts nothing."""
 
     def __init__(self, base: Any, num_repeats: int, watcher: Any) -> None:
         super().__init__(CostModel(step_ns=1e6), num_repeats)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[Claim]:
     """Three claims in place of the real ones; the list may be changed. Nothing is loaded or drawn."""
     found = [make_claim(0), make_claim(1), make_claim(2)]
     monkeypatch.setattr(everystop.claims.everything, "CLAIMS", found)
-    monkeypatch.setattr(everystop.claims.lab, "EngineLab", NoLab)
+    monkeypatch.setattr(everystop.claims.server_lab, "ServerLab", NoLab)
     monkeypatch.setattr(everystop.claims.results, "drawing_style", lambda: _nothing())
     monkeypatch.setattr(everystop.observe.report.drawing, "matplotlib", lambda name="": None)
     return found

@@ -35,10 +35,10 @@ def test_the_hash_of_a_key_that_comes_by_a_pipe(
     assert read_key_file(str(tmp_path / "keys.txt")) == (NamedKey("", hash_key("sk-mine")),)
 
 
-@pytest.mark.parametrize("name", ["a:b", " a", "#a", "a\nb"])
+@pytest.mark.parametrize("name", ["a:b", " a", "#a", "a\nb", "a\u2028b"])
 def test_a_name_that_no_file_could_hold_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["key", "--tenant", name]) == 2
-    assert "--tenant is" in capsys.readouterr().err
+    assert "the tenant's name is" in capsys.readouterr().err
 
 
 def test_no_key_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from everystop.cli import settings
-from everystop.config import GROUPS, Config, parse_bytes
+from everystop.config import Config
+from everystop.config.setting import GROUPS, parse_bytes
 from everystop.core.errors import ConfigError
 from everystop.keys import KeyHash, hash_key
 

@@ -34,7 +34,7 @@ def test_a_snapshot_shows_who_runs_and_who_waits(
     steps = threading.Semaphore(0)
     with parrot(max_num_seqs=2) as server:
         server.complete("ab")
-        server.runner.before_step = lambda plan: steps.acquire(timeout=20) and None
+        server.runner.before_step = lambda plan: steps.acquire(timeout=60) and None
         clients = [threading.Thread(target=server.complete, args=("abcdefgh",)) for _ in range(3)]
         try:
             for client in clients:
@@ -47,7 +47,7 @@ def test_a_snapshot_shows_who_runs_and_who_waits(
         finally:
             steps.release(1000)
             for client in clients:
-                client.join(20)
+                client.join(60)
     text = capsys.readouterr().out
     assert "CONTINUOUS  parrot" in text
     for words in ("slots 2/2", "waiting 1", "no slot is free", "decisions", "8 of 8 prompt tokens", "prefill"):
@@ -104,7 +104,7 @@ def other_server(status: int) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-        thread.join(10)
+        thread.join(60)
 
 
 @pytest.mark.parametrize("key", [b"q", b"\x03"])
@@ -144,7 +144,7 @@ def watch(server: ParrotServer, key: bytes, act: Callable[[], None] = lambda: No
         command, stdin=child, stdout=child, stderr=child, env=environment, start_new_session=True
     )
     os.close(child)
-    output, has_pressed, end_s = b"", False, time.monotonic() + 20
+    output, has_pressed, end_s = b"", False, time.monotonic() + 60
     with contextlib.suppress(OSError):  # the other end is closed
         while time.monotonic() < end_s:
             if select.select([parent], [], [], 0.1)[0]:
@@ -160,7 +160,7 @@ def watch(server: ParrotServer, key: bytes, act: Callable[[], None] = lambda: No
                     os.write(parent, key)
                 act()
     os.close(parent)
-    return output.decode(errors="replace"), process.wait(10)
+    return output.decode(errors="replace"), process.wait(60)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,16 @@ def test_chats_are_answered_whole_and_streamed(client: InferenceClient) -> None:
     assert events[-1].usage.prompt_tokens == len("schön 🚌".encode())
 
 
+def test_a_chat_needs_no_name_of_a_model(client: InferenceClient, server: ParrotServer) -> None:
+    """As with TGI: the client sends a name that stands for whatever is served."""
+    answer = client.chat_completion(MESSAGES, max_tokens=3)
+    assert (answer.choices[0].message.content, answer.model) == ("sch", MODEL)
+    events = list(client.chat_completion(MESSAGES, stream=True))
+    assert "".join(event.choices[0].delta.content or "" for event in events) == "schön 🚌"
+    with InferenceClient(base_url=f"http://127.0.0.1:{server.port}/v1") as other:
+        assert other.chat_completion(MESSAGES, model="tgi").model == MODEL
+
+
 def test_the_openai_spelling_works_too(client: InferenceClient) -> None:
     answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=3)
     assert answer.choices[0].message.content == "sch"

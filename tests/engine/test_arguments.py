@@ -11,7 +11,7 @@ import pytest
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.engine.arguments import check_ids, check_params
-from everystop.server.protocol import PARAMETER_FIELDS
+from everystop.server.openai_fields import PARAMETER_FIELDS
 
 VOCAB = 100
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -10,8 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from tests.core.hash_model import HashModelRunner
 
 from everystop.core.errors import EngineDead
+from everystop.core.events import Event, LedgerEvent, StepEvent
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
 from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
@@ -22,7 +25,7 @@ from everystop.engine.engine import Engine
 from everystop.engine.messages import Abort, StepOutput, Submit
 
 EOS = 1
-WAIT_S = 10
+WAIT_S = 60
 
 
 class CountingRunner:
@@ -98,6 +101,13 @@ def running_engine(
         engine.stop()
         if engine.error is None:
             scheduler.check_integrity()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never came true"
+        time.sleep(0.002)
 
 
 def tokens_of(outputs: list[StepOutput]) -> list[int]:
@@ -237,11 +247,7 @@ def test_idle_engine_sleeps_and_wakes() -> None:
     with running_engine(CountingRunner()) as client:
         client.submit()
         client.collect(1)
-        for _ in range(100):
-            if client.engine.is_idle:
-                break
-            time.sleep(0.01)
-        assert client.engine.is_idle
+        wait_until(lambda: client.engine.is_idle)
         request_id = client.submit()
         assert len(tokens_of(client.collect(1)[request_id])) == 5
 
@@ -272,11 +278,7 @@ def test_stop_between_two_turns_is_not_slept_through() -> None:
 def test_engine_that_waits_for_a_batch_to_fill_counts_as_idle() -> None:
     with running_engine(CountingRunner(), policy="static", batch_wait_ns=60_000_000_000) as client:
         client.submit()
-        deadline_s = time.monotonic() + WAIT_S
-        while not (client.engine.is_idle and client.engine._scheduler.num_waiting) and time.monotonic() < deadline_s:
-            time.sleep(0.001)
-        assert client.engine._scheduler.num_waiting == 1
-        assert client.engine.is_idle
+        wait_until(lambda: client.engine.is_idle and client.engine._scheduler.num_waiting == 1)
 
 
 @pytest.mark.parametrize(("skips", "num_tokens"), [(False, 4), (True, 6)])
@@ -351,3 +353,81 @@ def test_stop_string_waits_for_min_tokens() -> None:
             request_id = client.submit(stop=(stop,), min_tokens=min_tokens, max_tokens=8)
             outputs = client.collect(1)[request_id]
             assert sum(len(output.token_ids) for output in outputs) == num_tokens, (stop, min_tokens)
+
+
+class LedgerReader:
+    """Keeps what an engine's events say of its thread's time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.ledgers: list[LedgerEvent] = []
+        self.steps: list[StepEvent] = []
+        engine.on_events = self._read
+
+    def _read(self, events: list[Event]) -> None:
+        self.steps += [event for event in events if isinstance(event, StepEvent) and event.plan.rows]
+        self.ledgers += [event for event in events if isinstance(event, LedgerEvent)]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_ledger_of_every_step_sums_to_its_time(depth: int) -> None:
+    """From one step's end to the next's, to the nanosecond; but for the first one, before which the thread slept. Under
+    preemption, too, in a pool that holds half of what is asked for.
+    """
+    runner = HashModelRunner(num_blocks=12, block_size=16)
+    kv = KVCache(num_blocks=12, block_size=16, enable_prefix_caching=True)
+    scheduler = Scheduler(Limits(max_num_seqs=8, max_model_len=192), kv, make_policy("continuous", PolicySettings()))
+    engine = Engine(scheduler, runner, eos_token_ids=[EOS], depth=depth)
+    client, reader = Client(engine), LedgerReader(engine)
+    ids = [client.submit(num_prompt=20, max_tokens=30, ignore_eos=True) for _ in range(8)]
+    began_ns = time.monotonic_ns()
+    engine.start()
+    try:
+        client.collect(len(ids))
+    finally:
+        engine.stop()
+    ledgers = reader.ledgers
+    assert [ledger.step_id for ledger in ledgers] == [step.plan.step_id for step in reader.steps]
+    assert scheduler.num_preemptions > 0
+    assert 0 < ledgers[0].whole_ns <= ledgers[0].now_ns - began_ns
+    for before, after in itertools.pairwise(ledgers):
+        assert after.whole_ns == after.now_ns - before.now_ns
+    assert all(min(ledger[2:]) >= 0 for ledger in ledgers)
+    assert all(ledger.native_ns > 0 and ledger.schedule_ns > 0 for ledger in ledgers)
+
+
+def test_the_ledger_leaves_sleep_out() -> None:
+    """Between two requests the thread sleeps for 50 ms, which is no part of the second one's first step."""
+    with running_engine(CountingRunner()) as client:
+        engine, reader, is_asleep = client.engine, LedgerReader(client.engine), threading.Event()
+        sleep = engine._sleep
+
+        def watched_sleep(wake_at_ns: int | None) -> None:
+            if len(reader.steps) == 2:
+                is_asleep.set()
+            sleep(wake_at_ns)
+
+        engine._sleep = watched_sleep  # type: ignore[method-assign]
+        client.submit(max_tokens=2)
+        client.collect(1)
+        assert is_asleep.wait(WAIT_S)
+        time.sleep(0.05)
+        client.submit(max_tokens=1)
+        client.collect(1)
+    first, second, third = reader.ledgers
+    assert second.whole_ns == second.now_ns - first.now_ns
+    assert third.whole_ns <= third.now_ns - second.now_ns - 50_000_000
+
+
+def test_looking_for_stop_strings_is_a_part_of_its_own() -> None:
+    class SlowDecoder(LetterDecoder):
+        def feed(self, token_id: int) -> str:
+            time.sleep(0.002)
+            return super().feed(token_id)
+
+    with running_engine(CountingRunner()) as client:
+        client.engine._make_text_decoder = SlowDecoder
+        reader = LedgerReader(client.engine)
+        client.submit(max_tokens=3, stop=("never",))
+        client.collect(1)
+    assert all(ledger.detokenise_ns >= 2_000_000 for ledger in reader.ledgers)
+    assert len(reader.ledgers) == 3

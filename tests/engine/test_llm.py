@@ -121,7 +121,7 @@ def test_calls_from_several_threads_take_turns(llm: LLM) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert texts == [" Paris."] * 4
 
 
@@ -138,7 +138,7 @@ def test_closing_ends_a_call_in_another_thread_and_may_be_repeated() -> None:
     thread.start()
     time.sleep(0.1)
     llm.close()
-    thread.join(30)
+    thread.join(60)
     llm.close()
     assert len(ends) == 1
     with pytest.raises(EngineDead):

@@ -207,14 +207,19 @@ def test_embedded_model_is_mapped_on_the_second_load(smollm2_path: Path, home: H
 
 
 BUILDING = """
-import sys, time
+import itertools, sys, time
 from pathlib import Path
 from everystop.model.checkpoint import inspect_model
 from everystop.model.home import Home
 from everystop.model.weights import NativePacker, load_model
 
+num_packed = itertools.count()
+
 class SlowPacker(NativePacker):
     def pack(self, dtype, weights):
+        if next(num_packed) == int(sys.argv[3]):
+            print("held", flush=True)
+            time.sleep(600)
         time.sleep(0.01)
         return super().pack(dtype, weights)
 
@@ -226,23 +231,28 @@ print("done", flush=True)
 
 
 def test_a_process_killed_at_any_moment_leaves_no_wrong_entry(model_path: Path, tmp_path: Path) -> None:
-    """Killed before, while and after it writes: the next start has the right weights, and nothing else is kept."""
-    wanted, dice, num_cut = load(model_path, None), random.Random(7), 0
-    for i in range(6):
+    """Killed before, while and after it writes: the next start has the right weights, and nothing else is kept.
+
+    Some wait to be killed in the midst of it, at a matrix of their own; the others are killed wherever they are.
+    """
+    wanted, dice = load(model_path, None), random.Random(7)
+    for i, held_at in enumerate((0, 1, 4, -1, -1, -1)):
         home = Home(tmp_path / f"home{i}")
-        command = [sys.executable, "-c", BUILDING, str(model_path), str(home.root)]
+        command = [sys.executable, "-c", BUILDING, str(model_path), str(home.root), str(held_at)]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": "src"}
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            time.sleep(dice.uniform(0, 0.15))
+            if held_at >= 0:
+                assert process.stdout.readline() == "held\n"
+            else:
+                time.sleep(dice.uniform(0, 0.15))
             process.kill()
-            num_cut += process.stdout.read() == ""
+            assert held_at < 0 or process.stdout.read() == "", "it was done before it could be killed"
         again = load(model_path, home)
         assert again.notes == ()
         assert_equal(again, wanted)
         [entry] = weight_files(home)
         assert entry.suffix == ".weights"
         assert load(model_path, home).from_cache
-    assert num_cut > 0

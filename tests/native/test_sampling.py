@@ -11,7 +11,7 @@ import pytest
 
 from everystop import _native
 
-FAILED = -2
+FAILED, MASKED = -2, -3
 NEUTRAL: dict[str, Any] = {
     "temperature": 1.0,
     "top_k": 0,
@@ -197,8 +197,16 @@ def test_rows_that_cannot_be_sampled_fail() -> None:
             logits[position] = bad
             assert token(logits) == FAILED
             assert token(logits, temperature=0) == FAILED
-    assert token([1.0, 2.0], allowed_token_ids=ids()) == FAILED
-    assert token([1.0, 2.0], allowed_token_ids=ids(1), stop_token_ids=[1], min_tokens=1) == FAILED
+
+
+@pytest.mark.parametrize("naive", [False, True])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_row_whose_tokens_are_all_masked_says_so(temperature: float, naive: bool) -> None:
+    """Which is no failure: the logits are as good as any."""
+    how: dict[str, Any] = {"temperature": temperature, "naive": naive}
+    assert token([1.0, 2.0], allowed_token_ids=ids(), **how) == MASKED
+    assert token([1.0, 2.0], allowed_token_ids=ids(1), stop_token_ids=[1], min_tokens=1, **how) == MASKED
+    assert token([1.0, np.nan], allowed_token_ids=ids(), **how) == FAILED
 
 
 @pytest.mark.parametrize(
@@ -310,7 +318,7 @@ def test_bad_words_do_not_come_about(
 def test_bad_words_and_other_masks_together_may_leave_nothing() -> None:
     settings: dict[str, Any] = {"allowed_token_ids": ids(1, 2), "temperature": 0}
     assert token([0.0, 1.0, 2.0], bad_word_ids=[[2]], **settings) == 1
-    assert token([0.0, 1.0, 2.0], bad_word_ids=[[2], [1]], **settings) == FAILED
+    assert token([0.0, 1.0, 2.0], bad_word_ids=[[2], [1]], **settings) == MASKED
 
 
 def test_bad_words_leave_the_log_probabilities_alone() -> None:

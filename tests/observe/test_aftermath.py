@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.observe.runs import MS, Run
 
-from everystop.observe.aftermath import MAX_SAVED_NS, PATIENCE_NS, Aftermath
+from everystop.observe.aftermath import COST_SHARE, MAX_SAVED_NS, PATIENCE_NS, Aftermath
 from everystop.observe.history import Client
 from everystop.observe.life import Life
+from everystop.observe.thread_share import ThreadShare
 
 
 class Told:
@@ -19,7 +20,7 @@ class Told:
         self.told: list[tuple[str, Life | None]] = []
         self.cpu_ns = 0
         self.cost_ns = cost_ns
-        self.aftermath = Aftermath(self.run.history, cpu_ns=self._cpu_ns)
+        self.aftermath = Aftermath(self.run.history, ThreadShare(COST_SHARE, MAX_SAVED_NS, self._cpu_ns))
         self.aftermath.on_life.append(lambda client, life: self.told.append((client.name, life)))
 
     def _cpu_ns(self) -> int:

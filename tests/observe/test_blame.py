@@ -9,6 +9,7 @@ from tests.core.harness import Harness, make_request, make_scheduler
 from everystop.observe.blame import MAX_PENDING, PATIENCE_NS, Blame
 from everystop.observe.history import Client, History
 from everystop.observe.live_request import LiveRequest
+from everystop.observe.thread_share import ThreadShare, free
 
 NS_PER_MS = 1_000_000
 
@@ -32,7 +33,7 @@ def finished(num: int, history: History) -> list[LiveRequest]:
 
 def test_with_time_enough_all_are_told() -> None:
     history = History()
-    blame, requests = Blame(history, cpu_ns=lambda: 0), finished(5, history)
+    blame, requests = Blame(history, free()), finished(5, history)
     for request in requests:
         blame.note(request)
     assert blame.tick(history.last_ns) == requests[::-1]
@@ -42,7 +43,7 @@ def test_with_time_enough_all_are_told() -> None:
 
 def test_with_little_time_the_slowest_come_first_and_the_others_wait() -> None:
     history, clock = History(), count(0, 15 * NS_PER_MS)  # each takes 15 ms
-    blame, requests = Blame(history, cpu_ns=lambda: next(clock)), finished(5, history)
+    blame, requests = Blame(history, ThreadShare(0.003, 20 * NS_PER_MS, lambda: next(clock))), finished(5, history)
     for request in requests:
         blame.note(request)
     now_ns = history.last_ns
@@ -53,7 +54,7 @@ def test_with_little_time_the_slowest_come_first_and_the_others_wait() -> None:
 
 def test_of_too_many_the_fastest_are_dropped() -> None:
     history = History()
-    blame, requests = Blame(history, cpu_ns=lambda: 0), finished(MAX_PENDING + 3, history)
+    blame, requests = Blame(history, free()), finished(MAX_PENDING + 3, history)
     for request in requests:
         blame.note(request)
     assert blame.tick(history.last_ns) == requests[:2:-1]
@@ -63,7 +64,7 @@ def test_of_too_many_the_fastest_are_dropped() -> None:
 def test_the_end_of_the_answer_is_waited_for_but_not_for_ever() -> None:
     history = History()
     history.add_client(Client("cmpl-0", "", 0, 1, 0, 0))
-    blame, [request] = Blame(history, cpu_ns=lambda: 0), finished(1, history)
+    blame, [request] = Blame(history, free()), finished(1, history)
     blame.note(request)
     assert request.finish_ns is not None
     assert blame.tick(request.finish_ns) == []
@@ -72,7 +73,7 @@ def test_the_end_of_the_answer_is_waited_for_but_not_for_ever() -> None:
 
 def test_one_that_is_forgotten_stays_without() -> None:
     history = History()
-    blame, [request] = Blame(history, cpu_ns=lambda: 0), finished(1, history)
+    blame, [request] = Blame(history, free()), finished(1, history)
     history.trails.clear()
     blame.note(request)
     assert blame.tick(history.last_ns) == []

@@ -23,6 +23,7 @@ from everystop.observe.explain import explain
 from everystop.observe.history import History
 from everystop.observe.live import LiveReader
 from everystop.observe.live_state import LiveState
+from everystop.observe.thread_share import free
 
 NameOf = Callable[[int], str | None]
 
@@ -414,7 +415,7 @@ def test_requests_that_the_history_forgets_at_once_are_still_shown() -> None:
 
 def test_the_main_cause_of_what_is_over_is_told_as_explained() -> None:
     watch = busy()
-    watch.state._blame = Blame(watch.history, cpu_ns=lambda: 0)
+    watch.state._blame = Blame(watch.history, free())
     watch.harness.run()
     watch.read_all()
     watch.harness.now_ns += 1_000_000

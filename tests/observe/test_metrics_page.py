@@ -6,11 +6,13 @@ from tools import metrics_page
 
 from everystop.observe.catalogue import FAMILIES
 from everystop.observe.families import Kind
+from everystop.observe.ledger import LEDGER_FAMILIES
 from everystop.observe.vllm_names import FAMILIES_OF_VLLM
+from everystop.server.delivery import DELIVERY_FAMILIES
 from everystop.server.edge_metrics import STATE_FAMILIES
 from everystop.server.http_counts import HTTP_FAMILIES
 
-ALL = [*FAMILIES, *FAMILIES_OF_VLLM, *STATE_FAMILIES, *HTTP_FAMILIES]
+ALL = [*FAMILIES, *FAMILIES_OF_VLLM, *STATE_FAMILIES, *HTTP_FAMILIES, *LEDGER_FAMILIES, *DELIVERY_FAMILIES]
 
 
 def test_the_page_is_the_one_that_the_tool_writes() -> None:

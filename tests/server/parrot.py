@@ -1,7 +1,8 @@
 """A server in a thread over the real engine and a runner without a model: it repeats its prompt, then ends.
 
 Token i below 256 is byte i; 256 is the end token, 257 a control token that is never shown. So a test writes the answer
-it wants as the prompt. With `ignore_eos` the prompt is repeated for ever.
+it wants as the prompt. With `ignore_eos` the prompt is repeated for ever: without `max_tokens` it slows down before it
+reaches the longest that the model knows, so that only the test ends it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import uvloop
 
+from everystop.config import Config
 from everystop.core.errors import ChatTemplateError
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
@@ -27,6 +29,7 @@ from everystop.core.plan import PromptLogits, StepPlan, StepResult, TokenLogprob
 from everystop.core.policy import make_policy
 from everystop.core.recording import RecordingScheduler
 from everystop.core.request import SamplingParams
+from everystop.core.rows import Row
 from everystop.core.scheduler import Scheduler
 from everystop.engine.engine import Engine
 from everystop.model.messages import PLAIN, ChatOptions
@@ -40,7 +43,8 @@ from everystop.server.state import EngineLimits, ServedModel
 EOS, CONTROL, VOCAB = 256, 257, 258
 CONTROL_TEXTS = {EOS: b"<end>", CONTROL: b"<control>"}
 MODEL = "parrot"
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0  # so long a loaded machine may take for what takes an idle one a moment
+LINGER_FROM, LINGER_S = 300, 0.05
 
 
 class ParrotDecoder:
@@ -98,9 +102,10 @@ class ParrotRunner:
             prompt = admitted.token_ids[: admitted.num_prompt_tokens]
             self._prompts[admitted.request_id] = (prompt, admitted.params)
         self.before_step(plan)
-        if self.step_s:
-            time.sleep(self.step_s)
-        result = StepResult(rows=[], execute_ns=int(self.step_s * 1e9))
+        step_s = max(self.step_s, LINGER_S) if any(map(self._lingers, plan.rows)) else self.step_s
+        if step_s:
+            time.sleep(step_s)
+        result = StepResult(rows=[], execute_ns=int(step_s * 1e9))
         for row in plan.rows:
             prompt, params = self._prompts[row.request_id]
             if row.logits_from >= row.num_tokens:
@@ -117,6 +122,10 @@ class ParrotRunner:
             if not isinstance(result.rows[plan.rows.request_ids.index(each.request_id)], str):
                 result.prompt_logprobs[each.request_id] = self._score(each)
         return result
+
+    def _lingers(self, row: Row) -> bool:
+        prompt, params = self._prompts[row.request_id]
+        return params.ignore_eos and params.max_tokens is None and row.start > len(prompt) + LINGER_FROM
 
     def _score(self, wanted: PromptLogits) -> list[TokenLogprobs]:
         """The prompt's token at position p has -p/8 and rank 2, the one after it in the alphabet is the best."""
@@ -154,8 +163,16 @@ def encode_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions = PL
     )
 
 
+def _settings_in(options: dict[str, Any]) -> dict[str, Any]:
+    """Take out what belongs into a `Config`; `tenants` are an object here, and there a file."""
+    names = {field.name for field in fields(Config)} - {"tenants"}
+    return {name: options.pop(name) for name in names & options.keys()}
+
+
 class ParrotServer:
-    """A running server; `runner` may be tampered with, `request` asks it."""
+    """A running server; `runner` may be tampered with, `request` asks it. Options are those of the engine, of `Config`
+    and of `Service`, by their names.
+    """
 
     def __init__(self, **options: Any) -> None:
         self.runner = ParrotRunner()
@@ -182,7 +199,8 @@ class ParrotServer:
             self.load_gate.set()
         self._sock = listen("127.0.0.1", 0)
         self.port: int = self._sock.getsockname()[1]
-        self.service = Service(self._sock, self._load, **{"say": self.says.append, **options})
+        config = Config(**{"on_engine_failure": "stay", **_settings_in(options)})
+        self.service = Service(self._sock, self._load, config, **{"say": self.says.append, **options})
         self.engine: Engine
         self.loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -260,6 +278,13 @@ class ParrotServer:
         self.stop()
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
+
+    def let_tick(self, num: int) -> None:
+        """Wait until the service has looked after its affairs so many times more."""
+        clock = self.service.state.stall_clock
+        for _ in range(num):
+            before_ns = clock._turned_ns
+            wait_until(lambda before_ns=before_ns: clock._turned_ns != before_ns)  # type: ignore[misc]
 
     def stop(self) -> None:
         """What a signal does."""

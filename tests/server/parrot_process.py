@@ -26,7 +26,7 @@ from everystop.server.crash_file import CrashFiles
 from everystop.server.logs import Log, install
 
 ROOT = Path(__file__).parents[2]
-END_S = 30.0
+END_S = 60.0
 
 
 class ParrotProcess:

@@ -13,7 +13,8 @@ from tests.server.schemas import JSON, is_valid, near
 from everystop.core.errors import RequestError, UnsupportedField
 from everystop.server import fields
 from everystop.server.fields import Effect, Field, object_schema, read_fields
-from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, Accepted, parse_chat, parse_completion
+from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS
+from everystop.server.protocol import Accepted, parse_chat, parse_completion
 
 TABLES = {"completions": COMPLETION_FIELDS, "chat": CHAT_FIELDS}
 ROWS = [(name, row) for name, row in COMPLETION_FIELDS.items()] + [
@@ -54,7 +55,23 @@ def test_reader_and_schema_agree(name: str, row: Field, data: st.DataObject) -> 
         (fields.only(why="…"), [], [True, 2, "", [], {}]),
         (fields.token_ids(2), [[], [1, 2]], [[1, 2, 3], [1.0], [True], 1]),
         (fields.stop_strings(2, 3), ["a", ["a", "abc"], []], ["", [""], "abcd", ["a"] * 3, 1]),
-        (fields.logit_bias(2, 5.0), [{}, {"0": 5, "12": -5.0}], [{"a": 1}, {"1": 6}, {"1\n": 1}, {"1": None}, []]),
+        (
+            fields.logit_bias(2, 5.0),
+            [{}, {"0": 5, "12": -5.0}],
+            [
+                {"a": 1},
+                {"1": 6},
+                {"1\n": 1},
+                {"1": None},
+                [],
+                {"05": 1},
+                {"00": 1},
+                {" 5": 1},
+                {"+5": 1},
+                {"5_0": 1},
+                {"５": 1},
+            ],
+        ),
         (
             fields.scalars(max_entries=2, max_items=2, max_chars=3),
             [{}, {"a": True, "b": [1, "abc"]}, {"a": None}],

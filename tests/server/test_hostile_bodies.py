@@ -13,8 +13,8 @@ from tests.server.parrot import ParrotServer, parrot
 
 from everystop.server.errors import TGI_PATHS
 from everystop.server.fields import Field
+from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_OPTION_FIELDS
 from everystop.server.operations import OPERATIONS
-from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_OPTION_FIELDS
 from everystop.server.tgi import COMPAT_FIELDS, GENERATE_PARAMETERS
 from everystop.server.tokenize import DETOKENIZE_FIELDS, TGI_TOKENIZE_FIELDS, TOKENIZE_CHAT_FIELDS, TOKENIZE_FIELDS
 

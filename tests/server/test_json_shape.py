@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from everystop.core.errors import RequestError
 from everystop.server import json_shape
+from everystop.server.json_body import parse_json
 from everystop.server.json_shape import MAX_DEPTH, has_equal_keys, is_deeper, skeleton
-from everystop.server.protocol import parse_json
 
 TEXTS = st.text(alphabet='"\\[]{}:,ab\n\u00e9')
 VALUES = st.recursive(

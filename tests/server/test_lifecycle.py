@@ -44,7 +44,7 @@ class Stream(threading.Thread):
         self._connection.close()
 
     def events(self) -> list[Any]:
-        self.join(20)
+        self.join(60)
         assert self.status == 200
         return parse_events(self.body)
 
@@ -95,18 +95,20 @@ def test_a_model_that_cannot_be_loaded_ends_the_service() -> None:
 
     sock = listen("127.0.0.1", 0)
     with pytest.raises(ModelFileDamaged, match="truncated"):
-        asyncio.run(Service(sock, load, say=lambda line: None).run())
+        asyncio.run(Service(sock, load, Config(), say=lambda line: None).run())
 
 
 def test_drain_finishes_what_was_accepted() -> None:
     """3 running, 3 queued; new ones are refused, the listener stays open, all six end whole, exit 0."""
     with parrot(max_num_seqs=3) as server:
-        server.runner.step_s = 0.005
+        gate = threading.Event()
+        server.runner.before_step = lambda plan: (gate.wait(60), None)[1] if plan.rows else None
         streams = [Stream(server, ignore_eos=True, max_tokens=40) for _ in range(6)]
-        wait_until(lambda: server.metric("num_requests_running") == 3 and server.metric("num_requests_waiting") == 3)
+        wait_until(lambda: server.service.state.num_open == 6)
         server.stop()
         wait_until(lambda: server.get("/health") == (503, b'{"status":"draining"}'))
         status, headers, body = server.request("POST", COMPLETIONS, {"prompt": "a"})
+        gate.set()
         assert status == 503
         assert int(headers["retry-after"]) > 0
         assert json.loads(body)["error"]["code"] == "draining"
@@ -121,7 +123,7 @@ def test_drain_finishes_what_was_accepted() -> None:
 
 @pytest.mark.parametrize("how", ["timeout", "second signal"])
 def test_what_cannot_finish_gets_an_error_event(how: str) -> None:
-    with parrot(max_num_seqs=2, shutdown_timeout_s=0.3 if how == "timeout" else 60) as server:
+    with parrot(max_num_seqs=2, shutdown_timeout=0.3 if how == "timeout" else 60) as server:
         server.runner.step_s = 0.005
         streams = [Stream(server, ignore_eos=True) for _ in range(4)]
         wait_until(lambda: server.metric("num_requests_running") == 2 and server.metric("num_requests_waiting") == 2)
@@ -132,7 +134,7 @@ def test_what_cannot_finish_gets_an_error_event(how: str) -> None:
             server.stop()
         assert server.join() == 0
         for stream in streams:
-            stream.join(20)
+            stream.join(60)
         running = [stream for stream in streams if stream.status == 200]
         assert len(running) == 2
         for stream in running:
@@ -147,7 +149,7 @@ def test_what_cannot_finish_gets_an_error_event(how: str) -> None:
 def test_a_full_queue_refuses_and_recovers() -> None:
     with parrot(max_num_seqs=2, max_num_queued_reqs=8) as server:
         server.runner.step_s = 0.01
-        streams = [Stream(server, ignore_eos=True, n=2) for _ in range(5)]
+        streams = [Stream(server, ignore_eos=True, max_tokens=900, n=2) for _ in range(5)]
         wait_until(lambda: server.service.state.board.num_sequences == 10)
         for _ in range(300):
             status, headers, body = server.request("POST", COMPLETIONS, {"prompt": "a"})
@@ -181,16 +183,16 @@ def test_idle_server_is_idle() -> None:
 
 
 def test_status_line_while_busy_only() -> None:
-    with parrot(stats_interval_s=0.3) as server:
+    with parrot(stats_interval=0.3) as server:
         server.runner.step_s = 0.002
         connection = server.connect()
         connection.request("POST", COMPLETIONS, b'{"prompt": "abc", "ignore_eos": true}')
         wait_until(lambda: any(line.startswith("running 1 ") for line in server.says))
         connection.close()
         wait_until(lambda: server.num_free_blocks == server.num_blocks)
-        time.sleep(0.7)
+        server.let_tick(4)
         said = len(server.says)
-        time.sleep(0.7)
+        server.let_tick(4)
         assert len(server.says) == said
 
 
@@ -201,9 +203,9 @@ def test_lines_that_cannot_be_written_stop_nothing() -> None:
         lines.append(line)
         raise BrokenPipeError(32, "Broken pipe")
 
-    with parrot(stats_interval_s=0.2, say=broken, on_ready=broken) as server:
+    with parrot(stats_interval=0.2, say=broken, on_ready=broken) as server:
         server.runner.step_s = 0.002
-        stream = Stream(server, ignore_eos=True, max_tokens=1000)
+        stream = Stream(server, ignore_eos=True)
         wait_until(lambda: len(lines) >= 3)  # the screen and two status lines
         assert server.complete("ab")[1]["choices"][0]["text"] == "ab"
         server.stop()
@@ -215,7 +217,7 @@ def test_lines_that_cannot_be_written_stop_nothing() -> None:
 def test_a_long_prompt_in_the_tokenizer_keeps_nobody_waiting() -> None:
     with parrot(num_blocks=2048, max_model_len=20_000) as server:
         gate = threading.Event()
-        server.before_long_encode = lambda: (gate.wait(20), None)[1]
+        server.before_long_encode = lambda: (gate.wait(60), None)[1]
         stream = Stream(server, prompt="x" * 15_000, max_tokens=2)
         wait_until(lambda: server.service.state.num_open == 1)
         assert server.get("/health")[0] == 200
@@ -233,13 +235,13 @@ def test_metrics_that_fail_stop_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
         monkeypatch.setattr("everystop.observe.metrics.Metrics._count", fail)
         assert server.complete("ab")[1]["choices"][0]["text"] == "ab"
-        time.sleep(0.6)  # longer than a tick
+        server.let_tick(2)
         assert server.get("/health")[0] == 200
         assert server.complete("ab")[1]["choices"][0]["text"] == "ab"
 
 
 def test_keep_alive_connections_serve_many_requests(server: ParrotServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     for i in range(5):
         connection.request("POST", COMPLETIONS, json.dumps({"prompt": f"no {i}", "stream": i % 2 == 1}))
         answer = connection.getresponse()

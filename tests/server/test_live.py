@@ -43,7 +43,7 @@ class Watcher(threading.Thread):
         with contextlib.suppress(OSError):
             self._connection.sock.shutdown(socket.SHUT_RDWR)
         self._connection.close()
-        self.join(10)
+        self.join(60)
 
     def wait(self, condition: Callable[[list[dict[str, Any]]], bool]) -> None:
         wait_until(lambda: condition(self.messages))
@@ -198,8 +198,8 @@ def test_the_stream_ends_when_a_server_has_drained() -> None:
         client.start()
         watcher.wait(lambda _: any(one["state"] == "running" for one in watcher.requests().values()))
         server.stop()
-        client.join(10)
-        assert watcher.ended.wait(10)
+        client.join(60)
+        assert watcher.ended.wait(60)
         assert server.join() == 0
     assert answer[0][0] == 200
     assert watcher.messages[-1]["end"] == "the server is shutting down"
@@ -214,7 +214,7 @@ def test_the_stream_ends_when_the_engine_fails() -> None:
         watcher.wait(bool)
         server.runner.before_step = fail
         assert server.complete("abc")[0] == 503
-        assert watcher.ended.wait(10)
+        assert watcher.ended.wait(60)
         assert watcher.messages[-1]["end"] == "the engine has failed"
         assert server.request("GET", STREAM)[0] == 503
 
@@ -242,7 +242,7 @@ def test_a_reader_that_takes_nothing_is_left_in_the_end(
 
 
 def test_an_http_1_0_client_gets_events_until_the_connection_ends(server: ParrotServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(b"GET /ui/stream HTTP/1.0\r\n\r\n")
         received = b""
         while b"\n\n" not in received:

@@ -7,7 +7,6 @@ import logging
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,7 +29,7 @@ class Sink:
         self.gate.set()
 
     def write(self, data: bytes) -> None:
-        self.gate.wait(20)
+        assert self.gate.wait(60), "a test forgot to open the gate, or waited for what is written"
         if self.error is not None:
             raise self.error
         self.data += data
@@ -149,12 +148,11 @@ def test_a_reader_that_stops_costs_lines_and_no_time() -> None:
     sink = Sink()
     sink.gate.clear()
     writer = LineWriter(sink.write, lambda num: f"lost {num}")
-    began_s = time.monotonic()
     for i in range(3 * MAX_WAITING_LINES):
         writer.put(str(i))
-    assert time.monotonic() - began_s < 10
+    assert not sink.lines, "whoever logs waited for the reader"
     sink.gate.set()
-    writer.close(20)
+    writer.close(60)
     lost = [int(line.split()[1]) for line in sink.lines if line.startswith("lost")]
     assert len(sink.lines) - len(lost) + sum(lost) == 3 * MAX_WAITING_LINES
     assert sum(lost) >= MAX_WAITING_LINES - 1
@@ -171,7 +169,7 @@ def test_lines_lost_on_a_full_disk_are_counted_and_told_when_there_is_room_again
         wait_until(lambda n=i: writer._num_lost == n + 1)  # type: ignore[misc]
     sink.error = None
     writer.put("again")
-    writer.close(20)
+    writer.close(60)
     assert sink.lines == ["again", "lost 5"]
 
 
@@ -180,9 +178,8 @@ def test_closing_waits_no_longer_than_it_may() -> None:
     sink.gate.clear()
     log = Log(write=sink.write)
     log.say("x")
-    began_s = time.monotonic()
     log.close()
-    assert time.monotonic() - began_s < 10
+    assert not sink.lines, "closing waited for the reader"
     sink.gate.set()
 
 

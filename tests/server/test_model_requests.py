@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,11 +51,13 @@ def explained(served: ServerProcess, name: str) -> Any:
 
 
 def test_time_that_the_client_saw_is_explained(served: ServerProcess) -> None:
-    """Eight requests for three places: streamed, whole, of several choices, with long prompts."""
+    """Eight requests at once for three places: streamed, whole, of several choices, with long prompts."""
+    start = threading.Barrier(8)
 
     def send(number: int) -> tuple[str, int]:
         body = {"prompt": TEXT * (1 + 8 * (number % 2)), "max_tokens": 20, "ignore_eos": True}
         body |= {"stream": number % 3 == 0, "n": 1 + number // 6}
+        start.wait(60)
         began_ns = time.monotonic_ns()
         status, name, _ = post(served, body, **{"x-request-id": f"job-{number}"})
         assert (status, name) == (200, f"job-{number}")

@@ -17,7 +17,7 @@ BODY = {"prompt": "a"}
 
 @pytest.fixture(scope="module")
 def allowing() -> Iterator[ParrotServer]:
-    with parrot(allowed_hosts=("LLM.example.",)) as server:
+    with parrot(allowed_host=("LLM.example.",)) as server:
         yield server
 
 
@@ -100,18 +100,31 @@ def test_hosts_are_told_from_ports(authority: str, host: str) -> None:
     assert host_name(authority) == host
 
 
-def test_a_unix_socket_takes_any_host() -> None:
-    """No browser opens one, and a proxy in front passes on the name by which it is called itself."""
+def passes(host: bytes, server: tuple[str, int | None], *, allowed: tuple[str, ...] = (), is_loopback: bool) -> bool:
     passed: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         passed.append(scope["path"])
 
     async def send(message: Message) -> None:
-        passed.append(message["type"])
+        assert message["type"].startswith("http.response")
 
-    guard = OriginGuard(app, (), is_loopback=True)
-    for server in (("/run/everystop.sock", None), ("127.0.0.1", 8000)):
-        scope = {"type": "http", "path": "/", "server": server, "headers": [(b"host", b"llm.example")]}
-        asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
-    assert passed == ["/", "http.response.start", "http.response.body"]
+    scope = {"type": "http", "path": "/", "server": server, "headers": [(b"host", host)]}
+    asyncio.run(OriginGuard(app, allowed, is_loopback=is_loopback)(scope, None, send))  # type: ignore[arg-type]
+    return bool(passed)
+
+
+def test_a_unix_socket_takes_any_host() -> None:
+    """No browser opens one, and a proxy in front passes on the name by which it is called itself."""
+    assert passes(b"llm.example", ("/run/everystop.sock", None), is_loopback=True)
+    assert not passes(b"llm.example", ("127.0.0.1", 8000), is_loopback=True)
+
+
+def test_beyond_this_machine_any_host_is_taken_until_one_is_allowed() -> None:
+    """A container listens on all its addresses, and may all the same be published on one machine alone."""
+    outside = ("172.17.0.2", 8000)
+    assert passes(b"rebound.example", outside, is_loopback=False)
+    allowed = ("localhost",)
+    assert not passes(b"rebound.example", outside, allowed=allowed, is_loopback=False)
+    for host in (b"localhost:8000", b"127.0.0.1:8000", b"everystop:8000"):
+        assert passes(host, outside, allowed=allowed, is_loopback=False)

@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -34,6 +35,20 @@ def busy() -> Iterator[tuple[ParrotServer, Callable[[], None]]]:
     with parrot(max_num_seqs=1) as server, server.held() as holder:
         server.runner.step_s = 0.002
         yield server, holder.close
+
+
+@contextmanager
+def held_step(start: int = 0, **options: Any) -> Iterator[tuple[ParrotServer, Callable[[], None]]]:
+    """A server whose steps wait once they begin so far in a prompt, and what lets them go on."""
+    gate = threading.Event()
+    with parrot(**options) as server:
+        server.runner.before_step = lambda plan: (
+            (gate.wait(60), None)[1] if any(row.start >= start for row in plan.rows) else None
+        )
+        try:
+            yield server, gate.set
+        finally:
+            gate.set()
 
 
 @contextmanager
@@ -84,10 +99,10 @@ def test_request_that_brings_tokens_has_nothing_to_say() -> None:
 
 
 def test_request_that_computes_a_long_prompt_is_kept_alive() -> None:
-    with parrot() as server:
-        server.runner.step_s = 0.1
-        with posted(server, prompt="x" * 300, max_tokens=1, **ASKED) as answer:
-            assert b": running\n\n" in answer.read()
+    with held_step(64) as (server, release), posted(server, prompt="x" * 300, max_tokens=1, **ASKED) as answer:
+        wait_until(lambda: answer.readline() == b": running\n")
+        release()
+        assert answer.read().endswith(b"data: [DONE]\n\n")
 
 
 def test_refusal_before_the_first_comment_is_a_plain_400() -> None:
@@ -100,12 +115,13 @@ def test_refusal_and_failure_after_the_first_comment_are_events() -> None:
     """The engine is in a long step when the request comes, so it says no only when the stream has begun."""
     policy = make_policy("fair", PolicySettings(shares={"gold": Share(max_running=1, max_queued=0)}))
     tenants = Tenants(by_name={"gold": Tenant()}, user=True)
-    with parrot(policy=policy, tenants=tenants) as server, server.held(user="gold"):
-        server.runner.step_s = 0.3
+    with held_step(policy=policy, tenants=tenants) as (server, release), server.held(user="gold"):
         with posted(server, user="gold", **ASKED) as answer:
             assert answer.status == 200
-            first, *_, last_event, done, end = answer.read().split(b"\n\n")
-        assert first.startswith((b": waiting", b": running"))
+            assert answer.readline().startswith((b": waiting", b": running"))
+            assert answer.readline() == b"\n"
+            release()
+            *_, last_event, done, end = answer.read().split(b"\n\n")
         assert json.loads(last_event.removeprefix(b"data: "))["error"]["code"] == "tenant_queue_full"
         assert (done, end) == (b"data: [DONE]", b"")
 
@@ -114,7 +130,7 @@ def test_client_that_leaves_while_it_waits_is_forgotten_by_the_queue() -> None:
     with busy() as (server, _):
         with posted(server, **ASKED) as answer:
             answer.readline()
-            assert server.scheduler.num_waiting == 1
+            wait_until(lambda: server.scheduler.num_waiting == 1)
         wait_until(lambda: server.scheduler.num_waiting == 0)
         wait_until(lambda: server.service.state.num_open == 1)
 
@@ -163,7 +179,7 @@ def test_a_client_of_http_1_0_gets_comments_without_chunks() -> None:
     with busy() as (server, free):
         body = json.dumps({"prompt": "hello", **ASKED}).encode()
         head = f"POST {COMPLETIONS} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             connection.sendall(head + body)
             received = connection.recv(65536)
             while b": waiting" not in received:

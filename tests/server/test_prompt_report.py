@@ -272,11 +272,11 @@ def test_client_that_leaves_while_its_prompt_is_scored_is_forgotten() -> None:
         def wait(plan: StepPlan) -> None:
             if plan.prompt_logits:
                 begun.set()
-                release.wait(10)
+                release.wait(60)
 
         server.runner.before_step = wait
         with server.held(prompt="a" * 500, echo=True, logprobs=0):
-            assert begun.wait(10)
+            assert begun.wait(60)
         release.set()
         assert server.complete("abc")[0] == 200
         assert not server.scheduler.requests

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.server.parrot import EOS, VOCAB, ParrotServer
+from tests.server.parrot import EOS, VOCAB, ParrotServer, parrot
 
 from everystop.core.errors import RequestError
-from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS, MAX_JSON_MARKS, PARAMETER_FIELDS, parse_json
+from everystop.core.plan import NO_TOKEN_LEFT
+from everystop.server.json_body import MAX_JSON_MARKS, parse_json
+from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS, PARAMETER_FIELDS
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -505,3 +507,36 @@ def test_no_json_brings_the_server_to_500(server: ParrotServer, path: str, data:
     status, _, answer = server.request("POST", path, body)
     assert status in (200, 400, 404), answer
     assert status == 200 or set(json.loads(answer)) == {"error"}
+
+
+def test_a_chats_errors_name_the_length_that_it_sent(server: ParrotServer) -> None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        for fields in ({}, {"min_tokens": 5000}):
+            error = error_of(server.chat("a", **{name: 2000, **fields}))
+            assert f"{name} 2" in error["message"]
+            assert error["param"] == ("min_tokens" if fields else name)
+
+
+@pytest.mark.parametrize("model", ["tgi", "dummy"])
+def test_a_name_that_stands_for_any_model_is_the_first_one(server: ParrotServer, model: str) -> None:
+    """It is served nowhere, so nobody finds it on the list."""
+    assert server.complete("a", model=model)[1]["model"] == "parrot"
+    assert server.post("/tokenize", {"prompt": "a", "model": model})[0] == 200
+    assert server.get(f"/v1/models/{model}")[0] == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_ends_where_the_settings_leave_no_token(stream: bool) -> None:
+    """As a runner tells it; which is no failure, of the request or of anybody."""
+    with parrot() as server:
+        server.runner.spoil = lambda request_id, position: NO_TOKEN_LEFT if position == 2 else None
+        if stream:
+            events = server.events(COMPLETIONS, {"prompt": "abcd"})
+            choices = [event["choices"][0] for event in events[:-1]]
+            assert ("".join(choice["text"] for choice in choices), choices[-1]["finish_reason"]) == ("ab", "stop")
+        else:
+            status, body = server.complete("abcd", logprobs=1, stop=["zz"])
+            assert (status, body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == (200, "ab", "stop")
+            assert body["usage"]["completion_tokens"] == 2
+        assert server.metric("request_success_total", "stop") == 1
+        assert server.num_free_blocks == server.num_blocks

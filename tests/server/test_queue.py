@@ -50,7 +50,7 @@ def test_the_account_is_the_schedulers_own_whatever_happens(policy: str, seed: i
     """Events come late and in lumps; in between ids leave by the other road. Whenever all has come, it is exact."""
     dice = random.Random(f"{policy} {seed}")
     harness = Harness(make_scheduler(policy=policy, num_blocks=12, max_num_seqs=4, max_model_len=96))
-    queue = Queue(QueueLimits(), 4)
+    queue = Queue(QueueLimits(1024, 1 << 20), 4)
     sizes: dict[int, int] = {}
     next_id, num_taken, told = 0, 0, 0
     for _ in range(300):

@@ -14,7 +14,8 @@ from tests.server.test_lifecycle import Stream
 
 from everystop.observe.causes import Cause
 from everystop.observe.history import Answer, Client, History
-from everystop.server.request_log import MAX_REFUSALS, SUMMARY_NS, Refusal, RequestLog
+from everystop.observe.thread_share import ThreadShare
+from everystop.server.request_log import COST_SHARE, MAX_REFUSALS, MAX_SAVED_NS, SUMMARY_NS, Refusal, RequestLog
 from everystop.tenants import Tenants
 
 MS, S = 1_000_000, 1_000_000_000
@@ -158,7 +159,7 @@ def test_a_drain_tells_of_its_last_requests() -> None:
     with parrot(log_request=lines.write) as server:
         server.runner.step_s = 0.005
         stream = Stream(server, ignore_eos=True, max_tokens=30)
-        assert stream.started.wait(20)
+        assert stream.started.wait(60)
         server.stop()
         server.join()
         assert [line["output_tokens"] for line in lines.called("request")] == [30]
@@ -200,7 +201,7 @@ def test_requests_that_were_computed_are_all_told() -> None:
     log = make_log(lines)
     for i in range(500):
         log.note(answered(i))
-    log.tick()
+    log.tick(time.monotonic_ns())
     assert len(lines.called("request")) == 500
 
 
@@ -209,7 +210,7 @@ def test_clients_that_left_before_the_first_token_count_as_a_flood() -> None:
     log = make_log(lines)
     for i in range(500):
         log.note(answered(i, status=0, num_output_tokens=0, finish_reason="abort"))
-    log.tick(is_last=True)
+    log.tick(time.monotonic_ns(), is_last=True)
     assert len(lines.called("request")) == MAX_REFUSALS
     assert lines.called("refused, not listed")[0]["requests"] == 500 - MAX_REFUSALS
 
@@ -231,7 +232,7 @@ def test_without_steps_the_longest_stretch_is_the_estimated_cause(
     client.first_sent_ns = first_ms * MS
     log = make_log(lines)
     log.note(client)
-    log.tick()
+    log.tick(time.monotonic_ns())
     [line] = lines.called("request")
     assert (line["cause"], line["cause_estimated"]) == (cause, True)
 
@@ -244,9 +245,9 @@ def test_causes_cost_no_more_than_their_share() -> None:
         clock["ns"] += 15 * MS
         return clock["ns"]
 
-    log = RequestLog(History(), lines.write, cpu_ns)
+    log = RequestLog(History(), lines.write, ThreadShare(COST_SHARE, MAX_SAVED_NS, cpu_ns))
     looked = []
-    log._exact_cause = lambda client, now_ns: looked.append(client) or "decode"  # type: ignore[method-assign]
+    log._exact_cause = lambda client, life, now_ns: looked.append(client) or "decode"  # type: ignore[method-assign]
     began_ns = time.monotonic_ns()
     for seconds, expected in ((0, 4), (1, 0), (60, 4)):
         looked.clear()

@@ -15,8 +15,9 @@ import pytest
 from tests.server.parrot import ParrotServer, parrot
 
 from everystop.server.auth import OPEN_PATHS
+from everystop.server.bodies import MAX_BODY_BYTES
 from everystop.server.errors import TGI_PATHS
-from everystop.server.http import MAX_BODY_BYTES, MAX_HEADER_BYTES
+from everystop.server.http import MAX_HEADER_BYTES
 from everystop.tenants import Tenant, Tenants
 
 KEY = "sk-schlüssel-1"
@@ -31,7 +32,7 @@ def guarded() -> Iterator[ParrotServer]:
 
 def raw(server: ParrotServer, request: bytes) -> bytes:
     """Everything that comes back for these bytes until the connection ends, or stays silent for a while."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         received = b""
         try:
             connection.sendall(request)

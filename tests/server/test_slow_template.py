@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,21 +10,21 @@ from tests.server.parrot import ParrotServer, parrot, wait_until
 
 from everystop.server.state import ServedModel
 
-RENDER_S = 0.4
-
 
 class SlowParrot(ParrotServer):
-    """Its template sleeps, and is known to be slow once it has been used."""
+    """Its template waits for the gate, and is known to be slow once it has been used."""
 
     def _load(self) -> ServedModel:
         from dataclasses import replace
 
         self.threads: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
         return replace(super()._load(), encode_chat=self._encode_chat, is_chat_slow=lambda: bool(self.threads))
 
     def _encode_chat(self, messages: Sequence[Mapping[str, Any]], *_options: Any) -> list[int]:
         self.threads.append(threading.current_thread().name)
-        time.sleep(RENDER_S)
+        assert self.gate.wait(60)
         return list(messages[0]["content"].encode())
 
 
@@ -33,11 +32,12 @@ def test_a_slow_template_holds_nobody_up_twice() -> None:
     with SlowParrot() as server:
         assert server.chat("a")[0] == 200
         assert not server.threads[0].startswith("everystop-prepare"), "nobody could know"
+        server.gate.clear()
         asking = threading.Thread(target=server.chat, args=("b",))
         asking.start()
         wait_until(lambda: len(server.threads) == 2)
         assert server.get("/health")[0] == 200
-        assert asking.is_alive(), "the probe was answered while the template was at work"
+        server.gate.set()
         asking.join()
         assert server.threads[1].startswith("everystop-prepare")
 

@@ -246,16 +246,18 @@ def test_a_dying_engine_ends_every_stream_and_health_says_so() -> None:
 
 
 def test_a_stuck_engine_turns_health_to_503_and_ends_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everystop.server.state.STUCK_HEALTH_S", 0.3)
-    with parrot(stuck_fail_s=0.6) as server:
+    monkeypatch.setattr("everystop.server.stall_clock.LATE_S", 0.3)
+    with parrot(stall_timeout=600.0) as server:
         server.runner.step_s = 0.002
         connection, answer = open_stream(server)
         gate = threading.Event()
-        server.runner.before_step = lambda plan: (gate.wait(20), None)[1]
+        server.service.state.stall_clock.timeout_s = 0.6
+        server.runner.before_step = lambda plan: (gate.wait(60), None)[1]
         wait_until(lambda: server.get("/health") == (503, b'{"status":"stuck"}'))
         rest = answer.read()
         connection.close()
         assert b'"code": "engine_failed"' in rest
+        server.service.state.stall_clock.timeout_s = 600.0
         server.runner.before_step = lambda plan: None
         gate.set()
         wait_until(lambda: server.get("/health")[0] == 200)

@@ -17,8 +17,8 @@ def test_ready_alive_and_stopping_are_told(tmp_path: Path) -> None:
     address = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         supervisor.bind(address)
-        supervisor.settimeout(20)
-        with ParrotProcess(environment={"NOTIFY_SOCKET": address}, stuck_fail_s=1.0) as server:
+        supervisor.settimeout(60)
+        with ParrotProcess(environment={"NOTIFY_SOCKET": address}, stall_timeout=1.0) as server:
             told = []
             while told.count("WATCHDOG=1") < 2 or "READY=1" not in told:
                 told.append(supervisor.recv(100).decode())
@@ -33,8 +33,8 @@ def test_a_stalled_engine_is_not_told_to_be_alive(tmp_path: Path) -> None:
     address = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         supervisor.bind(address)
-        supervisor.settimeout(20)
-        with ParrotProcess(environment={"NOTIFY_SOCKET": address}, stuck_fail_s=1.0) as server:
+        supervisor.settimeout(60)
+        with ParrotProcess(environment={"NOTIFY_SOCKET": address}, stall_timeout=1.0) as server:
             server.signal(signal.SIGUSR2)
             assert server.complete("abc")[0] == 503
             assert server.get("/health/live")[0] == 503
@@ -44,7 +44,7 @@ def test_a_stalled_engine_is_not_told_to_be_alive(tmp_path: Path) -> None:
             with pytest.raises(TimeoutError):
                 supervisor.recv(100)
             server.signal(signal.SIGUSR2)
-            supervisor.settimeout(20)
+            supervisor.settimeout(60)
             assert supervisor.recv(100) == b"WATCHDOG=1"
 
 

@@ -137,6 +137,36 @@ def test_tokens_of_the_prompt_are_told_with_what_they_were_worth(server: ParrotS
     assert details["best_of_sequences"][0]["prefill"] == details["prefill"]
 
 
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("parameters", "inputs", "said"),
+    [
+        ({"max_new_tokens": 1000}, "a" * 500, "max_new_tokens 1,000"),
+        ({"max_new_tokens": 2000}, "a", "lower max_new_tokens to 1,023"),
+        ({"max_new_tokens": 0}, "a", "parameters.max_new_tokens is 0"),
+        ({}, "a" * 300_000, "inputs has 300,000 characters"),
+        ({"top_n_tokens": 21}, "a", "parameters.top_n_tokens is 21"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/"])
+def test_errors_name_tgis_fields(
+    server: ParrotServer, path: str, parameters: dict[str, Any], inputs: str, said: str
+) -> None:
+    status, answer = generate(server, inputs, path, **parameters)
+    assert status == 422
+    assert said in answer["error"]
+    assert "max_tokens" not in answer["error"]
+
+
+def test_too_many_choices_are_told_by_tgis_name() -> None:
+    with parrot(max_num_seqs=1, max_num_queued_reqs=2) as server:
+        status, answer = generate(server, "a", do_sample=True, best_of=9)
+    assert (status, answer["error_type"]) == (422, "validation")
+    assert answer["error"].endswith("or lower best_of")
+
+
 # Streams.
 
 
@@ -256,7 +286,7 @@ def test_reader_and_schema_agree(name: str, data: st.DataObject) -> None:
         ({"typical_p": 0.9}, "typical_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"max_new_tokens": 5000}, "max_tokens"),
+        ({"max_new_tokens": 5000}, "lower max_new_tokens"),
         ({"truncate": 0}, "truncate"),
         ({"truncate": 1024}, "truncate"),
         ({"stop": [""]}, "stop"),

@@ -32,31 +32,31 @@ def test_a_request_ends_at_its_own_timeout() -> None:
         assert time.monotonic() - began_s >= 0.2
         assert (status, body["error"]["type"], body["error"]["code"]) == (504, "timeout_error", "request_timeout")
         assert "within 0.2 s (its own timeout)" in body["error"]["message"]
-        wait_until(lambda: is_released(server), 2.0)
+        wait_until(lambda: is_released(server))
         assert server.service.state.board.aborted == {"TimedOut": 1}
         wait_until(lambda: server.metric("request_success_total", "abort") == 1)
 
 
 def test_a_request_ends_at_the_servers_limit_whatever_it_asks_for() -> None:
-    with parrot(max_request_s=0.2) as server:
+    with parrot(max_request_seconds=0.2) as server:
         for timeout in ({}, {"timeout": 60}):
             status, body = ask(server, **timeout)
             assert status == 504
             assert "within 0.2 s (--max-request-seconds)" in body["error"]["message"]
         status, body = ask(server, timeout=0.05)
         assert "within 0.05 s (its own timeout)" in body["error"]["message"]
-        wait_until(lambda: is_released(server), 2.0)
+        wait_until(lambda: is_released(server))
 
 
 def test_a_stream_that_has_begun_ends_with_an_error_event() -> None:
     with parrot() as server:
-        server.runner.step_s = 0.005
-        body = {"prompt": "abc", "ignore_eos": True, "max_tokens": 900, "timeout": 0.2, "n": 2}
+        server.runner.step_s = 0.01
+        body = {"prompt": "abc", "ignore_eos": True, "max_tokens": 900, "timeout": 2, "n": 2}
         *events, error, done = server.events(COMPLETIONS, body)
         assert done == "[DONE]"
         assert error["error"]["code"] == "request_timeout"
         assert {event["choices"][0]["index"] for event in events} == {0, 1}
-        wait_until(lambda: is_released(server), 2.0)
+        wait_until(lambda: is_released(server))
         assert server.service.state.board.aborted == {"TimedOut": 2}
 
 
@@ -67,7 +67,7 @@ def test_time_in_the_queue_counts(stream: bool) -> None:
         with server.held():
             status, body = server.complete("abc", timeout=0.1, stream=stream)
             assert (status, body["error"]["code"]) == (504, "request_timeout")
-            wait_until(lambda: len(server.scheduler.requests) == 1, 2.0)
+            wait_until(lambda: len(server.scheduler.requests) == 1)
             assert server.service.state.board.queue.num_reqs == 0
 
 
@@ -81,7 +81,7 @@ def test_time_in_the_tokenizer_counts() -> None:
 
 
 def test_an_answer_in_time_is_an_answer() -> None:
-    with parrot(max_request_s=30.0) as server:
+    with parrot(max_request_seconds=30.0) as server:
         for stream in (False, True):
             assert server.request("POST", COMPLETIONS, {"prompt": "abc", "timeout": 10, "stream": stream})[0] == 200
         assert not server.service.state.board.aborted

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import shutil
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.server.parrot import ParrotServer, wait_until
+from tests.server.parrot import DEADLINE_S, ParrotServer, parse_events, wait_until
 
 from everystop.cli.remote import Remote
 from everystop.config import Config
 from everystop.core.errors import ConfigError, RemoteError
 from everystop.server.http import MAX_HEADER_BYTES
-from everystop.server.tls import server_context
+from everystop.server.tls import Certificate, server_context
 
 FILES = Path(__file__).with_name("tls")
-CERT, KEY, OTHER_KEY, ENCRYPTED_KEY = (
-    str(FILES / name) for name in ("cert.pem", "key.pem", "other-key.pem", "encrypted-key.pem")
+CERT, KEY, OTHER_CERT, OTHER_KEY, ENCRYPTED_KEY = (
+    str(FILES / f"{name}.pem") for name in ("cert", "key", "other-cert", "other-key", "encrypted-key")
 )
 
 
@@ -30,13 +34,13 @@ class TlsParrot(ParrotServer):
         import http.client
 
         return http.client.HTTPSConnection(
-            "127.0.0.1", self.port, timeout=20, context=ssl.create_default_context(cafile=CERT)
+            "127.0.0.1", self.port, timeout=60, context=ssl.create_default_context(cafile=CERT)
         )  # type: ignore[return-value]
 
 
 @pytest.fixture(scope="module")
 def secure() -> Iterator[ParrotServer]:
-    with TlsParrot(tls=server_context(CERT, KEY)) as server:
+    with TlsParrot(tls=Certificate(CERT, KEY)) as server:
         yield server
 
 
@@ -54,7 +58,7 @@ def test_a_client_that_leaves_frees_its_blocks(secure: ParrotServer) -> None:
 
 def connection(server: ParrotServer, context: ssl.SSLContext) -> ssl.SSLSocket:
     return context.wrap_socket(
-        socket.create_connection(("127.0.0.1", server.port), timeout=10), server_hostname="localhost"
+        socket.create_connection(("127.0.0.1", server.port), timeout=60), server_hostname="localhost"
     )
 
 
@@ -76,7 +80,7 @@ def test_old_protocols_are_refused(secure: ParrotServer) -> None:
     "sent", [b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"a" * 70_000, b"\x00" * 9]
 )
 def test_what_is_no_tls_is_cut_off_and_harms_nobody(secure: ParrotServer, sent: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", secure.port), timeout=10) as plain, contextlib.suppress(OSError):
+    with socket.create_connection(("127.0.0.1", secure.port), timeout=60) as plain, contextlib.suppress(OSError):
         plain.sendall(sent)
         plain.shutdown(socket.SHUT_WR)
         while received := plain.recv(65536):
@@ -134,3 +138,89 @@ def test_what_cannot_be_used_is_named(cert: str, key: str, words: list[str]) -> 
 def test_certificate_and_key_belong_together(options: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="give both, or neither"):
         Config(**options)  # type: ignore[arg-type]
+
+
+class Pair:
+    """A certificate and a key in files of their own, which `put` replaces one by one, as a client of ACME does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cert, self.key = str(folder / "live-cert.pem"), str(folder / "live-key.pem")
+        self.put(CERT, KEY)
+
+    def put(self, cert: str | None = None, key: str | None = None) -> None:
+        for source, target in ((cert, self.cert), (key, self.key)):
+            if source is not None:
+                shutil.copy(source, f"{target}.new")
+                os.replace(f"{target}.new", target)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+def in_der(path: str) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(Path(path).read_text())
+
+
+def shown(server: ParrotServer, *, name: str | None = "localhost") -> bytes | None:
+    """The certificate that a new connection gets."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    raw = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    with context.wrap_socket(raw, server_hostname=name) as one:
+        return one.getpeercert(binary_form=True)
+
+
+def test_a_new_certificate_is_taken_in_while_a_stream_goes_on(pair: Pair) -> None:
+    gate = threading.Event()
+    with TlsParrot(tls=Certificate(pair.cert, pair.key, look_s=0.02)) as server:
+        server.runner.before_step = lambda plan: gate.wait(DEADLINE_S)
+        with contextlib.closing(server.connect()) as before:
+            before.request("POST", "/v1/completions", json.dumps({"prompt": "abc", "stream": True}))
+            wait_until(lambda: bool(server.scheduler.requests))
+            assert shown(server) == in_der(CERT)
+            pair.put(OTHER_CERT, OTHER_KEY)
+            wait_until(lambda: shown(server) == in_der(OTHER_CERT))
+            assert shown(server, name=None) == in_der(OTHER_CERT), "a client that names no server"
+            gate.set()
+            events = parse_events(before.getresponse().read())
+        assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "abc"
+        assert events[-1] == "[DONE]"
+
+
+def test_what_cannot_be_used_leaves_the_old_certificate_and_one_line(pair: Pair) -> None:
+    with TlsParrot(tls=Certificate(pair.cert, pair.key, look_s=0.02)) as server:
+        pair.put(cert=OTHER_CERT)
+        wait_until(lambda: any("they do not match" in line for line in server.says))
+        assert shown(server) == in_der(CERT)
+        pair.put(key=OTHER_KEY)
+        wait_until(lambda: shown(server) == in_der(OTHER_CERT))
+        lines = [line for line in server.says if "ertificate" in line]
+    assert lines == [
+        f"--ssl-certfile {pair.cert} and --ssl-keyfile {pair.key} cannot be used: they do not match "
+        "(KEY_VALUES_MISMATCH); new connections get the certificate that was read before",
+        f"new connections get the certificate that {pair.cert} now holds",
+    ]
+
+
+def test_files_are_read_once_they_have_stopped_changing(pair: Pair) -> None:
+    certificate = Certificate(pair.cert, pair.key)
+    assert certificate.refresh() is None
+    pair.put(cert=OTHER_CERT)
+    assert certificate.refresh() is None, "it has just changed"
+    pair.put(key=OTHER_KEY)
+    assert certificate.refresh() is None, "it is changing still"
+    assert "now holds" in (certificate.refresh() or "")
+    assert certificate.refresh() is None
+
+
+def test_files_that_are_gone_are_told_of_once_and_may_come_back(pair: Pair) -> None:
+    certificate = Certificate(pair.cert, pair.key)
+    os.unlink(pair.key)
+    told = [certificate.refresh() for _ in range(4)]
+    assert told[0] is None
+    assert "cannot be read: No such file" in (told[1] or "")
+    assert told[2:] == [None, None]
+    pair.put(key=KEY)
+    assert ["now holds" in (certificate.refresh() or "") for _ in range(3)] == [False, True, False]

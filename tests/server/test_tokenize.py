@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.server.parrot import EOS, VOCAB, ParrotServer, parrot, wait_until
+
+from everystop.server import aside, prompts
+from everystop.server.aside import Aside
 
 
 def tokenize(server: ParrotServer, **fields: Any) -> tuple[int, Any]:
@@ -102,14 +109,12 @@ def test_unknown_models_are_not_found(server: ParrotServer) -> None:
 
 def test_a_long_text_does_not_hold_up_the_others() -> None:
     with parrot() as server:
-        import threading
-
         release = threading.Event()
         entered = threading.Event()
 
         def wait() -> None:
             entered.set()
-            assert release.wait(20)
+            assert release.wait(60)
 
         server.before_long_encode = wait
         answers: list[tuple[int, Any]] = []
@@ -121,8 +126,100 @@ def test_a_long_text_does_not_hold_up_the_others() -> None:
             assert tokenize(server, prompt="abc")[0] == 200
         finally:
             release.set()
-            asker.join(20)
+            asker.join(60)
     assert answers[0][1]["count"] == 20_000
+
+
+@contextlib.contextmanager
+def occupied(server: ParrotServer, num: int) -> Iterator[list[tuple[int, Any]]]:
+    """So many long texts, of which the first is being encoded until the context ends; the answers, which come then."""
+    release, entered = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        entered.set()
+        assert release.wait(20)
+
+    server.before_long_encode = wait
+    answers: list[tuple[int, Any]] = []
+
+    def ask() -> None:
+        answers.append(tokenize(server, prompt="x" * 20_000))
+
+    askers = [threading.Thread(target=ask) for _ in range(num)]
+    for asker in askers:
+        asker.start()
+    try:
+        wait_until(entered.is_set)
+        yield answers
+    finally:
+        release.set()
+        for asker in askers:
+            asker.join(20)
+
+
+def test_a_flood_of_long_texts_takes_nothing_from_generations() -> None:
+    """As many as there may be, and none of them gets on: chats of every size are answered all the same, and what is
+    beyond them is refused before its body has come.
+    """
+    with parrot() as server:
+        with occupied(server, aside.MAX_JOBS) as answers:
+            wait_until(lambda: aside_of(server).num_jobs == aside.MAX_JOBS)
+            for user in ("u", "u" * prompts.INLINE_BYTES):
+                assert server.chat("abc", user=user)[0] == 200
+            assert tokenize(server, prompt="abc")[1]["count"] == 3, "what is little is done at once"
+            for path in ("/tokenize", "/detokenize"):
+                head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 20000\r\n\r\n".encode()
+                with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+                    connection.sendall(head)
+                    answer = connection.recv(65536)
+                assert answer.startswith(b"HTTP/1.1 429 ")
+                assert b"retry-after: 1\r\n" in answer
+                assert b'"code": "aside_full"' in answer
+            assert not answers
+        assert [(status, answer["count"]) for status, answer in answers] == [(200, 20_000)] * aside.MAX_JOBS
+        wait_until(lambda: aside_of(server).num_jobs == 0)
+
+
+def test_a_long_text_whose_client_has_left_is_not_worked_on() -> None:
+    with parrot() as server:
+        num_encoded = 0
+
+        def count() -> None:
+            nonlocal num_encoded
+            num_encoded += 1
+
+        with occupied(server, 1):
+            body = json.dumps({"prompt": "x" * 20_000}).encode()
+            head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+                connection.sendall(head + body)
+                wait_until(lambda: aside_of(server).num_jobs == 2)
+            wait_until(lambda: len(server.service._http.server_state.connections) == 1)
+            server.before_long_encode = count
+        wait_until(lambda: aside_of(server).num_jobs == 0)
+        assert num_encoded == 0
+
+
+def test_bodies_aside_have_a_bound_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow flood of uploads to tokenize holds no byte of what bodies of generations may hold."""
+    monkeypatch.setattr(aside, "MAX_BODIES_BYTES", 100_000)
+    with parrot() as server:
+        head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(head + b" " * 90_000)
+            wait_until(lambda: tokenize(server, prompt="x" * 20_000)[0] == 429)
+            status, answer = tokenize(server, prompt="x" * 20_000)
+            assert (status, answer["error"]["code"]) == (429, "bodies_full")
+            assert server.chat("abc", user="u" * 200_000)[0] == 200
+        wait_until(lambda: tokenize(server, prompt="x" * 20_000)[0] == 200)
+
+
+def aside_of(server: ParrotServer) -> Aside:
+    """The server's own line for what generates nothing."""
+    [route] = [route for route in server.service._http.config.app.routes if route.path == "/tokenize"]
+    found = route.endpoint.__self__._aside
+    assert isinstance(found, Aside)
+    return found
 
 
 def test_nothing_is_tokenized_before_the_model_is_there() -> None:

@@ -195,9 +195,35 @@ def test_metrics_tell_a_tenant_nothing_of_another(keyed: ParrotServer) -> None:
     for key in ("g1", "t1"):
         send(keyed, key)
     seen = {}
-    for asker in ("g1", "t1", "a", "root"):
+    send(keyed, "a", x_tenant="gold")
+    for asker in ("g1", "t1", "a", "b", "root"):
         _, body = keyed.get("/metrics", bearer(asker))
         text = body.decode() if isinstance(body, bytes) else body
         seen[asker] = {name for name in ("gold", "tin", "other") if f'tenant="{name}"' in text}
         assert "everystop_num_requests_running" in text
-    assert seen == {"g1": {"gold"}, "t1": {"tin"}, "a": {"gold", "tin", "other"}, "root": {"gold", "tin", "other"}}
+    all_of_them = {"gold", "tin", "other"}
+    assert seen == {"g1": {"gold"}, "t1": {"tin"}, "a": set(), "b": set(), "root": all_of_them}
+
+
+@pytest.mark.parametrize("asker", ["g1", "t1", "a", "b"])
+def test_no_path_names_a_tenant_to_another(keyed: ParrotServer, asker: str) -> None:
+    """Whatever can be read with a key, while requests of all tenants run and wait."""
+    others = {"gold", "tin"} - {OWNERS[asker]}
+    with ExitStack() as stack:
+        for key in ("g1", "t1", "root"):
+            stack.enter_context(keyed.held(bearer(key), prompt="abc"))
+        paths = [route.path for route in keyed.service._http.config.app.routes if "GET" in route.methods]
+        texts = [
+            keyed.get(path, bearer(asker))[1].decode() for path in paths if "{" not in path and path != "/ui/stream"
+        ]
+        watcher = stack.enter_context(watching(keyed, headers=bearer(asker)))
+        watcher.wait(lambda messages: any(message["steps"] for message in messages))
+        texts += map(json.dumps, watcher.messages)
+    for text in texts:
+        assert not [name for name in others if f'"{name}"' in text]
+
+
+def test_a_caller_without_keys_set_sees_all_figures() -> None:
+    with parrot(tenants=Tenants(by_name={"gold": Tenant()}, header="x-tenant")) as server:
+        assert server.post(COMPLETIONS, {"prompt": "abc"}, {"x-tenant": "gold"})[0] == 200
+        assert 'tenant="gold"' in server.get("/metrics")[1].decode()

@@ -57,7 +57,7 @@ class FakeServer:
 def fake_server(answer: Callable[[dict[str, Any]], bytes | None], wait_for: int = 1) -> Iterator[FakeServer]:
     """Serve on a free port: `answer` turns a request's body into all bytes of the answer, after which a connection is
     closed if they say so; None closes it without an answer. No answer is sent before `wait_for` requests are open at
-    once or half a second is over.
+    once.
     """
     seen = FakeServer("")
     state = threading.Condition()
@@ -74,7 +74,7 @@ def fake_server(answer: Callable[[dict[str, Any]], bytes | None], wait_for: int 
                     seen.requests.append(body)
                     seen.most_open = max(seen.most_open, num_open)
                     state.notify_all()
-                    state.wait_for(lambda: seen.most_open >= wait_for, timeout=0.5)
+                    state.wait_for(lambda: seen.most_open >= wait_for, timeout=60)
                 sent = answer(body)
                 with state:
                     num_open -= 1

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
+import select
 import signal
 import socket
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +33,8 @@ from tests.trial.fake_server import (
 from everystop.observe.distribution import distribution_ms, percentile
 from everystop.sim.workloads import Job, Workload
 from everystop.trial.http_client import EventSplitter, Target
-from everystop.trial.http_load import LoadError, Run, _unless_interrupted, run_load
+from everystop.trial.http_load import Load, LoadError, Run, run_load
+from everystop.trial.interrupts import ended_in_order
 
 STREAM = b": a comment\n\ndata: one\n\ndata:two\r\n\r\nid: 7\ndata: three\ndata: lines\n\ndata: \xe2\x80\xa8\n\n"
 
@@ -116,6 +122,42 @@ def test_the_first_requests_are_sent_in_the_order_of_jobs() -> None:
     done = run(whole_answer, make_workload(8, 8))
     sent = [record.sent_s for record in done.records]
     assert sent == sorted(sent)
+
+
+def test_the_first_requests_reach_the_server_in_the_order_of_jobs() -> None:
+    workload = make_workload(64, 64)
+    with orderly_server() as (url, order):
+        done = run_load(workload, Target(url=url, max_run_s=10.0))
+    assert done.summary()["errors"] == 64
+    assert order == [job.prompt[0] for job in workload.jobs]
+
+
+@contextlib.contextmanager
+def orderly_server(num: int = 64) -> Iterator[tuple[str, list[int]]]:
+    """Notes the first token of each prompt in the order in which so many requests come, then lets go of all clients."""
+    order: list[int] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=num) as listener, select.epoll() as poll:
+
+        def serve() -> None:
+            clients = [listener.accept()[0] for _ in range(num)]
+            by_number = {client.fileno(): client for client in clients}
+            for number in by_number:
+                poll.register(number, select.EPOLLIN | select.EPOLLET)
+            while len(order) < num:
+                for number, _ in poll.poll(10.0):  # in the order in which they became readable
+                    body = by_number[number].recv(1 << 16).partition(b"\r\n\r\n")[2]
+                    order.append(json.loads(body)["prompt"][0])
+            listener.close()  # nobody comes again
+            for client in clients:
+                client.close()
+
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield url, order
+        finally:
+            thread.join()
 
 
 def test_timed_jobs_are_sent_at_their_time_beside_the_closed_loop() -> None:
@@ -231,6 +273,24 @@ def test_the_header_names_the_tenant_of_a_job_that_has_one() -> None:
     assert b"gold" not in Target(url="http://127.0.0.1:1").request(Job(prompt=(1,), max_tokens=1, tenant="gold"))
 
 
+def test_a_request_is_named_by_the_index_of_its_job_where_there_is_a_prefix() -> None:
+    job = Job(prompt=(1,), max_tokens=1)
+    head = Target(url="http://127.0.0.1:1", id_prefix="run-3-").request(job, 7).partition(b"\r\n\r\n")[0]
+    assert b"\r\nx-request-id: run-3-7\r\n" in head
+    assert b"x-request-id" not in Target(url="http://127.0.0.1:1").request(job, 7)
+
+
+def test_a_run_says_when_it_began() -> None:
+    before_ns = time.monotonic_ns()
+    done = run(whole_answer)
+    assert before_ns <= done.start_ns <= time.monotonic_ns()
+
+
+def test_a_server_that_is_gone_in_the_middle_is_one_sentence() -> None:
+    with orderly_server(1) as (url, _), pytest.raises(LoadError, match="takes no more connections"):
+        run_load(make_workload(2, 1), Target(url=url))
+
+
 def test_the_command_refuses_tenants_that_no_header_would_name(tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl"
     path.write_text("\n".join(Workload("two", 1, (Job(prompt=(1,), max_tokens=1, tenant="gold"),)).lines()))
@@ -279,17 +339,55 @@ def test_the_command_prints_and_writes_and_fails_where_a_request_failed(
         assert main(["--url", server.url, "--workload", str(path)]) == 1
 
 
-def test_ctrl_c_ends_a_load_without_a_traceback_of_the_event_loop(capfd: pytest.CaptureFixture[str]) -> None:
-    async def load() -> Run:
-        os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.sleep(30)
-        raise AssertionError("the load went on")
+class PressingLoop(uvloop.Loop):  # type: ignore[misc]
+    """Is interrupted when everything is over but its own end."""
 
+    def close(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+        super().close()
+        signal.raise_signal(signal.SIGINT)
+
+
+async def go_on(load: Load) -> Run:
+    signal.raise_signal(signal.SIGINT)
+    await asyncio.sleep(300)
+    raise AssertionError("the load went on")
+
+
+async def end(load: Load) -> Run:
+    signal.raise_signal(signal.SIGINT)
+    return load._run
+
+
+async def end_undisturbed(load: Load) -> Run:
+    return load._run
+
+
+@pytest.mark.parametrize(("play", "loop"), [(go_on, uvloop.Loop), (end, uvloop.Loop), (end_undisturbed, PressingLoop)])
+def test_ctrl_c_ends_a_load_without_a_traceback_of_the_event_loop(
+    play: Any, loop: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its midst, in the turn in which it ends, and while its loop is put away."""
+    monkeypatch.setattr(Load, "run", play)
+    monkeypatch.setattr("everystop.trial.http_load.uvloop.new_event_loop", loop)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            assert runner.run(_unless_interrupted(load())) is None
+        with pytest.raises(KeyboardInterrupt):
+            run_load(make_workload(), Target(url="http://127.0.0.1:1"))
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_signal_that_ends_processes_ends_a_load_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    def answer(request: dict[str, Any]) -> bytes:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return HEAD  # and never an end
+
+    with ended_in_order():
+        handler = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(SystemExit, match="143"):
+            run(answer, timeout_s=30.0)
+        assert signal.getsignal(signal.SIGTERM) is handler
     assert capfd.readouterr().err == ""

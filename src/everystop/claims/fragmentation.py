@@ -36,7 +36,7 @@ def conversations() -> Workload:
 
 
 def measure(lab: Lab) -> Findings:
-    """Every block size with the real allocator in virtual time, three of them on the engine."""
+    """Every block size with the real allocator in virtual time, three of them on the server."""
     workload = conversations()
     trials = {size: Trial(workload, "continuous", {"block_size": size}) for size in SIZES}
     virtual = {size: memory_use(lab.simulate(trials[size], ANY_COST), size) for size in SIZES}
@@ -52,7 +52,7 @@ def measure(lab: Lab) -> Findings:
         name: exact(f"wasted with {name}", use.wasted_of(num), "%", Source.COMPUTED) for name, num in reserved.items()
     }
     off = counted(
-        "wasted share on the engine less that in virtual time, at most",
+        "wasted share on the server less that in virtual time, at most",
         [max(abs(real[size].wasted_share - virtual[size].wasted_share) for size in MEASURED_SIZES)],
         "%",
     )
@@ -70,7 +70,7 @@ def measure(lab: Lab) -> Findings:
         f"{DEFAULT_SIZE} tokens leave {paged[DEFAULT_SIZE].text()}, and {more.text()} as many requests fit.",
         how=f"{NUM_JOBS} requests on {NUM_SLOTS} slots, prompts log-normal from 30 to 600 tokens, answers from 16 to "
         "256. After each step it is counted how many tokens stand in the cache and how many the blocks in use have "
-        f"room for. The real allocator in virtual time; on the engine with blocks of "
+        f"room for. The real allocator in virtual time; on the server with blocks of "
         f"{listed([str(size) for size in MEASURED_SIZES])}. Contiguous reservation is arithmetic on the same steps.",
         conditions=(
             Condition(figure=window, at_least=LEAST_CONTIGUOUS),
@@ -82,7 +82,7 @@ def measure(lab: Lab) -> Findings:
             more,
             *(figure for figure in wasted.values() if figure is not window),
             *(figure for size, figure in paged.items() if size != DEFAULT_SIZE),
-            *(counted(f"the same on the engine, {size} tokens", [real[size].wasted_share], "%") for size in real),
+            *(counted(f"the same on the server, {size} tokens", [real[size].wasted_share], "%") for size in real),
         ),
         caption="Each bar is what is reserved for the requests on board, mean over the steps: what tokens stand in, "
         f"and what none does. At the right, how many such requests {KV_CACHE_TOKENS:,} tokens of memory have room for.",
@@ -152,7 +152,7 @@ CLAIM = Claim(
     "Taken block by block as sequences grow, only the end of each last block is empty, and the smaller the blocks, the "
     "less.",
     test=f"room for {WINDOW:,} tokens each wastes at least {percent(LEAST_CONTIGUOUS)} (arithmetic), blocks of "
-    f"{DEFAULT_SIZE} at most {percent(MOST_PAGED)} (simulated), and less the smaller they are; and the engine wastes "
+    f"{DEFAULT_SIZE} at most {percent(MOST_PAGED)} (simulated), and less the smaller they are; and the server wastes "
     "the same as the simulation within a tenth of a percentage point.",
     measure=measure,
     draw=draw,

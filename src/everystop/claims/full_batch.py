@@ -36,7 +36,7 @@ def measure(lab: Lab) -> Findings:
     """Step times at each number of rows, in turns."""
     trials = {
         f"{rows} rows": Trial(
-            equal_answers(rows), "continuous", {"max_num_seqs": rows, "max_num_batched_tokens": max(256, 2 * rows)}
+            equal_answers(rows), "static", {"max_num_seqs": rows, "max_num_batched_tokens": max(256, 2 * rows)}
         )
         for rows in ROWS
     }
@@ -53,8 +53,9 @@ def measure(lab: Lab) -> Findings:
         headline=f"A step of {FULL} rows takes {longer.text()} as long as one of a single row, and brings "
         f"{gain.text()} as many tokens a second; batching can give at most {most.text()} here, half of which is there "
         f"at {bend.value:.0f} rows.",
-        how=f"Short prompts of {PROMPT_TOKENS} tokens, decoding together, 1 to {ROWS[-1]} at a time; the median step "
-        f"of those in which all decode, at least {NUM_STEPS - 2} steps each.",
+        how=f"Short prompts of {PROMPT_TOKENS} tokens, decoding together, 1 to {ROWS[-1]} at a time, on a server for "
+        "each number, under `static`, so that they begin together; the median step of those in which all decode, at "
+        f"least {NUM_STEPS - 2} steps each, as executed and recorded by the server while it streams them all.",
         conditions=(Condition(figure=price, at_most=MOST_OF_ONE), Condition(figure=gain, at_least=2.0)),
         figures=(longer, most, bend, *(per_row(rows, times[rows]) for rows in ROWS)),
         caption="Left: how long a step takes; the dashed line is what as many steps of one row would take. Right: "

@@ -94,9 +94,12 @@ def boarded_ns(run: Run, line: RequestLine) -> int:
 
 
 def num_early(run: Run) -> int:
-    """How many boarded before the long answer ended."""
-    end_s = next(line.end_s for line in run.requests if line.group == "long")
-    return sum(run.seconds(boarded_ns(run, line)) < end_s for line in late_of(run))
+    """How many boarded before the long answer ended, which its client learns a little later."""
+    long = next(line for line in run.requests if line.group == "long")
+    assert long.request_id is not None
+    finish = history_of(run).trails[long.request_id].finish
+    assert finish is not None, "a run is over when all its requests are"
+    return sum(boarded_ns(run, line) < finish.now_ns for line in late_of(run))
 
 
 def free_share(run: Run) -> float:

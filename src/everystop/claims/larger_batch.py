@@ -42,7 +42,7 @@ def trial(policy: str, size: int, num_jobs: int) -> Trial:
 
 
 def measure(lab: Lab) -> Findings:
-    """The first of the requests on the engine, all of them in virtual time with the step times of these runs."""
+    """The first of the requests on the server, all of them in virtual time with the step times of these runs."""
     keys = list(itertools.product(POLICIES, MEASURED_SIZES))
     named = lab.runs({f"{p}, {n} slots": trial(p, n, NUM_MEASURED) for p, n in keys}, NUM_REPEATS)
     runs = dict(zip(keys, named.values(), strict=True))
@@ -100,7 +100,7 @@ def measure(lab: Lab) -> Findings:
             exact(f"tokens/s simulated for the {NUM_MEASURED}, off the measured, at most", off, "%", Source.COMPUTED),
             exact("step times as fitted, off those held out, median", fitted.median_error, "%", Source.COMPUTED),
         ),
-        caption=f"Lines: {NUM_SIMULATED:,} requests in virtual time; marks: the first {NUM_MEASURED} on the engine, "
+        caption=f"Lines: {NUM_SIMULATED:,} requests in virtual time; marks: the first {NUM_MEASURED} on the server, "
         "where the end of the run, when nobody is left to board, weighs more.",
         remarks=(
             "This is the best case of static batching: finished rows cost nothing but their slot. Where they are "
@@ -140,12 +140,12 @@ def mean(values: Iterable[float]) -> float:
 
 
 def share_figure(runs: Sequence[Run], key: Key) -> Figure:
-    """Slot-steps at work, on the engine."""
+    """Slot-steps at work, on the server."""
     return counted(f"slot-steps at work, {key[0]} at {key[1]} slots", list(map(useful_share, runs)), "%")
 
 
 def rate_figure(runs: Sequence[Run], key: Key) -> Figure:
-    """Tokens a second, on the engine."""
+    """Tokens a second, on the server."""
     return measured(f"tokens/s, {key[0]} at {key[1]} slots", list(map(tokens_per_s, runs)), "")
 
 
@@ -177,7 +177,7 @@ CLAIM = Claim(
     statement="A larger static batch brings more tokens a second, since more rows share a step. But it lasts as long "
     "as the longest of more answers, so a smaller share of its slots does work.",
     test=f"the share of slot-steps that do work falls at every doubling from {SMALLEST} to {LARGEST} slots "
-    f"(simulated), and to at most {MOST_SHARE:g} of what it was (simulated and counted on the engine); tokens a "
+    f"(simulated), and to at most {MOST_SHARE:g} of what it was (simulated and counted on the server); tokens a "
     f"second rise from {SMALLEST} to {LARGEST} slots; and continuous batching brings at least "
     f"{percent(LEAST_GAIN - 1)} more of them at each size measured.",
     measure=measure,

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from everystop.claims.claim import Claim
 from everystop.claims.findings import INTERVAL_METHOD, Condition, Figure, Findings, Source, Verdict
+from everystop.claims.lab import FILL_WAIT_MS
 from everystop.claims.plots import WIDTH
 
 MARKS = {Verdict.HELD: "✔ held", Verdict.DID_NOT_HOLD: "✘ did not hold", Verdict.UNDECIDED: "? undecided"}
@@ -25,10 +26,19 @@ INTRODUCTION = (
 )
 
 METHOD = (
-    "In one process, on the same engine, kernels and scheduler as the server's, without HTTP; the prefix cache is "
-    "cold in every run, tokens are chosen greedily, answers have fixed lengths. Policies take turns within each "
-    f"repeat, after a warm-up. A measured figure is {INTERVAL_METHOD}. A counted one is the middle of the repeats, "
-    "from the least to the most. Ratios travel, absolute numbers do not."
+    "Whatever is measured was measured on the real server: each policy and setting is an `everystop serve` of its own, "
+    "with the flags that a claim names, `--record`, and room for all in its queue. Clients in another process of the "
+    "same machine ask it over HTTP and read streams. TTFT, ITL, E2E and tokens a second are what the clients saw: from "
+    "a request's first byte to the first event with text, from one such event to the next, to the end of the stream, "
+    "and over the whole run. Steps, their times, slots, waits to board and blocks are what the server's record says. "
+    "It is joined with the clients' requests by their `x-request-id`, and the scheduler must make every plan in it "
+    "again, block by block. Clients and servers share the cores; what the clients computed stands with each claim. The "
+    "prefix cache is cold in every run (`cache_salt`), tokens are chosen greedily, answers have fixed lengths, and all "
+    f"runs of a workload gave the same texts. A static batch may wait {FILL_WAIT_MS / 1000:g} s to fill, which costs "
+    "nothing, since all are there. Policies take turns within each repeat, after a warm-up. What is called simulated "
+    "ran in virtual time, where those who are sent at once also arrive at once. A measured figure is "
+    f"{INTERVAL_METHOD}. A counted one is the middle of the repeats, from the least to the most. Ratios travel, "
+    "absolute numbers do not."
 )
 
 
@@ -41,6 +51,8 @@ class Result(Protocol):
     def settings(self) -> Mapping[str, Any]: ...
     @property
     def seconds(self) -> float: ...
+    @property
+    def client_cpu_s(self) -> float: ...
 
 
 def render(claims: Iterable[Claim], results: Mapping[int, Result], pictures: str) -> str:
@@ -90,6 +102,7 @@ def machine_text(settings: Mapping[str, Any]) -> str:
     pairs = (
         ("", settings.get("date")),
         ("", settings.get("cpu")),
+        ("served ", settings.get("served", "by an engine in the same process, without HTTP")),
         ("threads ", settings.get("num_threads")),
         ("kernels ", settings.get("kernels")),
         ("", settings.get("python")),
@@ -114,7 +127,7 @@ def _section(claim: Claim, result: Result, pictures: str) -> Iterator[str]:
     yield f"**{MARKS[findings.verdict]}.** {findings.headline}\n"
     yield f"*The claim.* {claim.statement}\n"
     yield f"*It holds if* {claim.test}\n"
-    yield f"*What was run.* {findings.how} It took {result.seconds:.0f} s.\n"
+    yield f"*What was run.* {findings.how} {_time_text(result)}\n"
     yield from _picture(claim, findings, pictures)
     yield "| what decides | found | 95 % interval or range | demanded | | source |"
     yield "|---|---:|---:|---:|---|---|"
@@ -125,6 +138,14 @@ def _section(claim: Claim, result: Result, pictures: str) -> Iterator[str]:
         yield from map(_figure_row, findings.figures)
     for remark in findings.remarks:
         yield f"\n{remark}"
+
+
+def _time_text(result: Result) -> str:
+    """How long it took."""
+    took = f"It took {result.seconds:.0f} s"
+    if not result.client_cpu_s:
+        return f"{took}."
+    return f"{took}; the clients computed {result.client_cpu_s:.1f} s, on cores that they share with the servers."
 
 
 def _picture(claim: Claim, findings: Findings, pictures: str) -> Iterator[str]:

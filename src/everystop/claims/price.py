@@ -65,10 +65,10 @@ def measure(lab: Lab) -> Findings:
         headline=f"The host takes {worst.text()} of a step at most. A prompt of {PROMPT:,} tokens computed in one step "
         f"makes the others' ITL p99 {unbounded.text()} as long as without it; in chunks of at most {SMALL} tokens a "
         f"step it is {bounded.text()}, and the prompt's own first token then takes {price.text()} as long.",
-        how=f"The host's time is all between the execution of two steps: update, hand-over, planning; {listed_rows()} "
-        f"rows that only decode. Then {NUM_CLIENTS} clients with short chats of {CHAT[0]} to {CHAT[1]} tokens, "
-        f"where one request in {EVERY} brings a prompt of {PROMPT:,}, with `--max-num-batched-tokens` from {CHUNKS[0]} "
-        f"to {WHOLE:,}.",
+        how="The host's time is all between the execution of two steps, in a server that streams every row's tokens: "
+        f"update, hand-over, planning, and waits for the interpreter beside HTTP; {listed_rows()} rows that only "
+        f"decode. Then {NUM_CLIENTS} clients with short chats of {CHAT[0]} to {CHAT[1]} tokens, where one request in "
+        f"{EVERY} brings a prompt of {PROMPT:,}, with `--max-num-batched-tokens` from {CHUNKS[0]} to {WHOLE:,}.",
         conditions=(
             *(Condition(figure=hosts[rows][0], at_most=MOST_HOST) for rows in ROWS),
             Condition(figure=bounded, at_most=MOST_BOUNDED),

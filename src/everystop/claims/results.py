@@ -27,11 +27,14 @@ class ResultsError(EverystopError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a claim found; `settings` say on what machine, with what command and when, `seconds` how long it took."""
+    """What a claim found; `settings` say on what machine, with what command and when, `seconds` how long it took, and
+    `client_cpu_s` how long of that the clients computed, 0 where there were none.
+    """
 
     findings: Findings
     settings: Mapping[str, Any]
     seconds: float
+    client_cpu_s: float = 0.0
 
 
 def read_results(folder: Path) -> dict[int, Result]:
@@ -52,14 +55,22 @@ def read_results(folder: Path) -> dict[int, Result]:
 
 def _result(data: Mapping[str, Any]) -> Result:
     return Result(
-        findings=Findings.from_data(data["findings"]), settings=data["settings"], seconds=float(data["seconds"])
+        findings=Findings.from_data(data["findings"]),
+        settings=data["settings"],
+        seconds=float(data["seconds"]),
+        client_cpu_s=float(data.get("client_cpu_s", 0.0)),  # not there before clients were
     )
 
 
 def write_results(folder: Path, results: Mapping[int, Result], claims: Iterable[Claim]) -> None:
     """Write the file and the page; raises OSError."""
     data = {
-        number: {"findings": result.findings.as_data(), "settings": dict(result.settings), "seconds": result.seconds}
+        number: {
+            "findings": result.findings.as_data(),
+            "settings": dict(result.settings),
+            "seconds": result.seconds,
+            "client_cpu_s": result.client_cpu_s,
+        }
         for number, result in sorted(results.items())
     }
     text = json.dumps({"version": VERSION, "claims": data}, indent=1, ensure_ascii=False)

@@ -15,7 +15,7 @@ HOLD_OUT_EVERY = 5
 
 
 def history_of(run: Run) -> History:
-    """The history that every run on an engine, and every virtual one, has."""
+    """The history that every run on a server, and every virtual one, has."""
     assert run.history is not None, "claims are measured on runs with a history"
     return run.history
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from everystop import __version__
 from everystop.cli import (
     batch,
+    bench,
     cache,
     calibrate,
     claims,
@@ -111,7 +112,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"everystop {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (
-        serve, pull, cache, doctor, key, batch, compare, claims, top, explain, simulate, plan, calibrate, replay, trace,
+        serve, pull, cache, doctor, key, batch, bench, compare, claims, top, explain, simulate, plan, calibrate, replay,
+        trace,
     ):  # fmt: skip
         command.add_parser(commands)
     return parser

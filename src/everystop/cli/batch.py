@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from everystop.cli import settings
-from everystop.config import NETWORK, OPERATIONS
+from everystop.config.setting import NETWORK, OPERATIONS
 
 
 def add_parser(commands: Any) -> None:

@@ -99,13 +99,13 @@ def make_folder(folder: Path) -> None:
 
 def measure(arguments: argparse.Namespace, chosen: Sequence[Claim], book: Book, watcher: Bars) -> int:
     """Measure, write after each claim, print its verdict; 130 if interrupted."""
-    from everystop.claims.lab import EngineLab
-    from everystop.trial.interrupts import noted_interrupts
+    from everystop.claims.server_lab import ServerLab
+    from everystop.trial.interrupts import ended_in_order, noted_interrupts
 
     load_average = os.getloadavg()[0]  # of others: nothing runs here yet
-    lab = EngineLab(Config(model=arguments.model, threads=arguments.threads), arguments.repeats, watcher)
+    lab = ServerLab(Config(model=arguments.model, threads=arguments.threads), arguments.repeats, watcher)
     try:
-        with noted_interrupts() as watcher.check:
+        with ended_in_order(), noted_interrupts() as watcher.check:
             settings = {**lab.describe(), "command": shlex.join(["everystop", *arguments.words])}
             settings["load_average"] = round(load_average, 1)
             for place, claim in enumerate(chosen):
@@ -116,8 +116,6 @@ def measure(arguments: argparse.Namespace, chosen: Sequence[Claim], book: Book, 
     except KeyboardInterrupt:
         watcher.say("interrupted: the claims above are written, the others as they were")
         return 130
-    finally:
-        lab.close()
     watcher.say(f"written to {book.folder / 'claims.md'}")
     return 0
 
@@ -126,10 +124,15 @@ def measure_one(claim: Claim, lab: Lab, settings: dict[str, Any]) -> Result:
     """One claim."""
     from everystop.claims.results import Result
 
-    began_s = time.monotonic()
+    began_s, client_cpu_s = time.monotonic(), lab.client_cpu_s
     findings = claim.measure(lab)
     date = datetime.now(UTC).strftime("%-d %B %Y")
-    return Result(findings=findings, settings=settings | {"date": date}, seconds=round(time.monotonic() - began_s, 1))
+    return Result(
+        findings=findings,
+        settings=settings | {"date": date},
+        seconds=round(time.monotonic() - began_s, 1),
+        client_cpu_s=round(lab.client_cpu_s - client_cpu_s, 1),
+    )
 
 
 @dataclass(frozen=True, slots=True)

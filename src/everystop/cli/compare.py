@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 from everystop.cli import settings, simulate
 from everystop.cli.compare_progress import progress_bars
 from everystop.cli.compare_requests import add_requests, read_requests
-from everystop.config import KV_CACHE, MODEL, POLICY_OPTIONS, SCHEDULER, Config, check_honoured
+from everystop.config import Config
+from everystop.config.rules import POLICY_OPTIONS, check_honoured
+from everystop.config.setting import KV_CACHE, MODEL, SCHEDULER
 from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, honouring
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import re
 import secrets
 import sys
 from typing import Any
 
-from everystop.core.errors import ConfigError
-from everystop.keys import HASH_PREFIX, hash_key
+from everystop.keys import hash_key, key_line
 
 NUM_RANDOM_BYTES = 32
 
@@ -34,11 +32,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the key, unless it was given, and its line."""
-    name = arguments.tenant
-    if name and re.fullmatch(r"[^\s:#](?:[^:\n\r]*[^\s:])?", name) is None:
-        raise ConfigError(f"--tenant is {name!r}; a name has no colon, no blanks at its ends, and no # at its start")
     key = _read_key() if arguments.hash else f"sk-{secrets.token_urlsafe(NUM_RANDOM_BYTES)}"
-    line = (f"{name}: " if name else "") + HASH_PREFIX + hash_key(key).digest.hex()
+    line = key_line(arguments.tenant, hash_key(key))
     print(line if arguments.hash else f"key:  {key}\nline: {line}")
     return 0
 

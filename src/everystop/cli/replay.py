@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from everystop.cli import settings
-from everystop.config import POLICY_OPTIONS
+from everystop.config.rules import POLICY_OPTIONS
 from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from everystop.config import GROUPS, Config, parse_bytes
+from everystop.config import Config
+from everystop.config.setting import GROUPS, parse_bytes
 from everystop.core.errors import ConfigError
 from everystop.keys import hash_key
 
@@ -170,6 +171,11 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def refuse_unknown_variables(environment: Mapping[str, str], known: list[str]) -> None:
     """Raise ConfigError for a variable with our prefix that nothing reads: a slip would go unnoticed."""
+    if all(f"{ENVIRONMENT_PREFIX}SERVICE_{part}" in environment for part in ("HOST", "PORT")):
+        raise ConfigError(
+            "Kubernetes has set EVERYSTOP_PORT, EVERYSTOP_SERVICE_HOST and others for a Service called everystop; "
+            "write enableServiceLinks: false into the pod's spec, or give the Service another name"
+        )
     for variable in sorted(environment):
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
             closest = closest_name(variable, known)

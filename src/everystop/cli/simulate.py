@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from everystop.cli import settings
 from everystop.cli.costs import MEASURED, read_cost
-from everystop.config import KV_CACHE, SCHEDULER, Config
+from everystop.config import Config
+from everystop.config.setting import KV_CACHE, SCHEDULER
 from everystop.core.durations import NS_PER_MS
 from everystop.core.errors import ConfigError
 from everystop.sim.routing import ROUTERS

@@ -136,7 +136,7 @@ class StepEvent(NamedTuple):
 class FinishEvent(NamedTuple):
     """The one terminal event of a request that was taken.
 
-    `detail` says what ended it: the id of a stop token, a stop string, or the code of a failure; else "".
+    `detail` says what ended it: the id of a stop token, a stop string, the code of a failure, or `NO_TOKEN_LEFT`.
     """
 
     now_ns: int
@@ -185,4 +185,42 @@ class BlockEvent(NamedTuple):
     tables: tuple[tuple[int, tuple[int, ...]], ...]
 
 
-Event = ArrivalEvent | RefuseEvent | AdmitEvent | PreemptEvent | WaitEvent | StepEvent | FinishEvent | BlockEvent
+class LedgerEvent(NamedTuple):
+    """What the engine's thread did since the last one, up to the end of step `step_id`, in parts that sum to all of its
+    time but sleep. It comes with the step whose plan it executed; no scheduler makes one, and no record holds it.
+
+    `schedule_ns` takes messages in and plans; `metadata_ns` is the runner's bookkeeping around the native call, which
+    takes `native_ns`, and `gil_wait_ns` is the wait for the interpreter behind it; `detokenise_ns` looks for stop
+    strings; `update_ns` takes the result back; `deliver_ns` makes outputs and hands them and the events over, those of
+    the step before; `other_ns` is the loop itself. `native_cpu_ns` is the thread's processor time in the native call.
+    """
+
+    now_ns: int
+    step_id: int
+    schedule_ns: int
+    metadata_ns: int
+    native_ns: int
+    gil_wait_ns: int
+    detokenise_ns: int
+    update_ns: int
+    deliver_ns: int
+    other_ns: int
+    native_cpu_ns: int
+
+    @property
+    def whole_ns(self) -> int:
+        """The sum of the parts."""
+        return sum(self[2:10])
+
+
+Event = (
+    ArrivalEvent
+    | RefuseEvent
+    | AdmitEvent
+    | PreemptEvent
+    | WaitEvent
+    | StepEvent
+    | FinishEvent
+    | BlockEvent
+    | LedgerEvent
+)

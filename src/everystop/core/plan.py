@@ -132,6 +132,10 @@ class StepPlan:
         return hashlib.sha256(_encode(decisions).encode()).hexdigest()[:16]
 
 
+NO_TOKEN_LEFT = "no_token_left"
+"""What a runner says of a row whose request's settings mask every token: its answer ends there, and nothing failed."""
+
+
 class TokenLogprobs(NamedTuple):
     """Natural log-probabilities, of the raw logits, of one token, sampled or of a prompt, and of the best ones in its
     place, best first.
@@ -146,11 +150,13 @@ class TokenLogprobs(NamedTuple):
 class StepResult:
     """What a runner brings back; `rows` runs parallel to `StepPlan.rows`.
 
-    Each entry of `rows` is the tuple of sampled token ids (empty for a chunk that samples nothing) or a failure code, a
-    str, which fails that request alone. `logprobs` holds one entry per sampled token for requests that asked, and
-    `prompt_logprobs` one per token that `StepPlan.prompt_logits` scores, for requests that did not fail. `stopped`
-    names requests whose stop string ended with this step's token, and which one it was. Of `execute_ns`, `sample_ns`
-    went to sampling, 0 where that is not known.
+    Each entry of `rows` is the tuple of sampled token ids (empty for a chunk that samples nothing) or a str: a failure
+    code, which fails that request alone, or `NO_TOKEN_LEFT`. `logprobs` holds one entry per sampled token for requests
+    that asked, and `prompt_logprobs` one per token that `StepPlan.prompt_logits` scores, for requests that did not
+    fail. `stopped` names requests whose stop string ended with this step's token, and which one it was. Of
+    `execute_ns`, `sample_ns` went to sampling, `native_ns` to all that needs no interpreter (`native_cpu_ns` of the
+    calling thread's processor time), and `gil_wait_ns` to waiting for the interpreter afterwards; 0 where that is not
+    known.
     """
 
     rows: list[tuple[int, ...] | str]
@@ -159,3 +165,6 @@ class StepResult:
     execute_ns: int = 0
     sample_ns: int = 0
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    native_ns: int = 0
+    gil_wait_ns: int = 0
+    native_cpu_ns: int = 0

@@ -31,7 +31,7 @@ from everystop.core.keep_order import KeepOrder
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
 from everystop.core.pace import Pace
-from everystop.core.plan import StepPlan, StepResult
+from everystop.core.plan import NO_TOKEN_LEFT, StepPlan, StepResult
 from everystop.core.policy.base import Policy, SlotUse, View
 from everystop.core.request import FinishReason, Request, RequestState
 from everystop.core.roster import Roster
@@ -243,7 +243,10 @@ class Scheduler:
                 request.num_in_flight -= num_tokens
             if logits_from < num_tokens:
                 request.num_pending_samples -= 1
-            if isinstance(out, str):
+            if out == NO_TOKEN_LEFT:
+                self._finish(request, FinishReason.STOP, NO_TOKEN_LEFT, now_ns)
+                accepted.append(())
+            elif isinstance(out, str):
                 self.kv.withdraw(request, 0)  # earlier chunks may be as wrong as this one, unseen without logits
                 self._finish(request, FinishReason.ERROR, out, now_ns)
                 accepted.append(())

@@ -1,6 +1,7 @@
 """Checks what a Python caller hands to `LLM`: a slip in one call is named, and never reaches the engine's thread.
 
-The ranges are those of `SamplingParams`, as in the HTTP API.
+Only types are looked at here, which a body in JSON has by its schema. The ranges are those of `SamplingParams`, and
+`core.fitting` says what may stand together, as for the HTTP API.
 """
 
 from __future__ import annotations
@@ -9,22 +10,23 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+from everystop.core import fitting
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 
 
 def check_ids(name: str, ids: Iterable[Any], num_valid_tokens: int) -> tuple[int, ...]:
     """The ids as Python's integers, numpy's included; raises RequestError for what is none of the vocabulary's."""
+    numbers = _numbers(name, ids)
+    fitting.check_ids(name, numbers, num_valid_tokens)
+    return numbers
+
+
+def _numbers(name: str, ids: Iterable[Any]) -> tuple[int, ...]:
     try:
-        numbers = tuple(map(operator.index, ids))
+        return tuple(map(operator.index, ids))
     except TypeError:
         raise _wrong(name, ids, "made of token ids, which are whole numbers") from None
-    for number in numbers:
-        if not 0 <= number < num_valid_tokens:
-            raise RequestError(
-                f"{name} has token id {number}; the vocabulary has 0 to {num_valid_tokens - 1:,}", param=name
-            )
-    return numbers
 
 
 def check_params(params: Any, num_valid_tokens: int) -> None:
@@ -38,31 +40,24 @@ def check_params(params: Any, num_valid_tokens: int) -> None:
         kinds, kind = ((int,), "a whole number") if type(low) is int else ((int, float), "a number")
         if type(value) not in kinds or not low <= value <= high:
             raise _wrong(name, value, f"{kind} from {low} to {high}")
-    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
-        raise _wrong("min_tokens", params.min_tokens, f"at most max_tokens, which is {params.max_tokens}")
     for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
         if type(getattr(params, name)) is not bool:
             raise _wrong(name, getattr(params, name), "True or False")
-    _check_lists(params, num_valid_tokens)
+    _check_lists(params)
+    fitting.check_settings(params, num_valid_tokens)
 
 
-def _check_lists(params: SamplingParams, num_valid_tokens: int) -> None:
+def _check_lists(params: SamplingParams) -> None:
     if not _is_list(params.stop) or not all(type(stop) is str for stop in params.stop):
         raise _wrong("stop", params.stop, "a tuple of strings")
     if not _is_list(params.logit_bias) or not all(map(_is_bias, params.logit_bias)):
         raise _wrong(
             "logit_bias", params.logit_bias, f"pairs of a token id and a number up to ±{SamplingParams.MAX_BIAS:g}"
         )
-    check_ids("logit_bias", [token for token, _ in params.logit_bias], num_valid_tokens)
-    check_ids("stop_token_ids", params.stop_token_ids, num_valid_tokens)
     if not _is_list(params.bad_word_ids) or not all(_is_list(ids) and ids for ids in params.bad_word_ids):
         raise _wrong("bad_word_ids", params.bad_word_ids, "a tuple of tuples of token ids, none of them empty")
-    for ids in params.bad_word_ids:
-        check_ids("bad_word_ids", ids, num_valid_tokens)
-    if params.allowed_token_ids is not None and not check_ids(
-        "allowed_token_ids", params.allowed_token_ids, num_valid_tokens
-    ):
-        raise _wrong("allowed_token_ids", params.allowed_token_ids, "None, or name at least one token")
+    for name, ids in fitting.ids_of(params):
+        _numbers(name, ids)
 
 
 def _is_list(value: Any) -> bool:

@@ -20,7 +20,8 @@ from typing import Protocol, TypeVar
 from everystop.core.durations import NS_PER_S
 from everystop.core.errors import EngineDead, RequestError, TenantQueueFull
 from everystop.core.events import Event, FinishEvent, StepEvent
-from everystop.core.plan import StepPlan, StepResult, TokenLogprobs
+from everystop.core.ledger import Ledger, Part
+from everystop.core.plan import NO_TOKEN_LEFT, StepPlan, StepResult, TokenLogprobs
 from everystop.core.request import FinishReason, Request, SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.engine.loop import StepLoop, Turn
@@ -99,7 +100,10 @@ class Engine:
         self._make_text_decoder = make_text_decoder
         self._seed = seed
         self._on_stop = on_stop
-        self._loop = StepLoop(scheduler, runner, time.monotonic_ns, depth=depth, inspect=self._find_stops)
+        self._ledger = Ledger()
+        self._loop = StepLoop(
+            scheduler, runner, time.monotonic_ns, depth=depth, inspect=self._find_stops, ledger=self._ledger
+        )
         self._inbox: deque[Submit | Abort] = deque()
         self._wake = threading.Event()
         self._stopping = False
@@ -174,6 +178,7 @@ class Engine:
     # On the engine's thread.
 
     def _run(self) -> None:
+        self._ledger.resume(time.monotonic_ns())
         try:
             while True:
                 self._wake.clear()  # before anything is looked at: what comes later is not slept through
@@ -184,7 +189,9 @@ class Engine:
                 if not turn.is_idle or not self._scheduler.requests:
                     self._progress_ns = time.monotonic_ns()
                 self._look_at_blocks(turn.events)
+                self._ledger.mark(Part.OTHER, time.monotonic_ns())
                 self._deliver(turn)
+                self._ledger.mark(Part.DELIVER, time.monotonic_ns())
                 if turn.is_idle and not self._inbox:
                     self._sleep(turn.wake_at_ns)
         except BaseException as error:  # whatever ends the thread ends the engine, and is told
@@ -200,6 +207,7 @@ class Engine:
         timeout_s = None if wake_at_ns is None else max(0.0, (wake_at_ns - time.monotonic_ns()) / NS_PER_S)
         self._wake.wait(timeout_s)
         self.is_idle = self._is_at_rest = False
+        self._ledger.resume(time.monotonic_ns())
         if wake_at_ns is not None:  # what was waited for counts from now on
             self._progress_ns = time.monotonic_ns()
             self._wake_at_ns = 0
@@ -260,12 +268,14 @@ class Engine:
                 f"min_tokens is {params.min_tokens}, but allowed_token_ids names only tokens that end the answer, and "
                 "none of them may be the first; allow another token, or set min_tokens to 0",
                 param="min_tokens",
+                code="no_token_allowed",
             )
         elif (ends | bad).issuperset(allowed):
             error = RequestError(
                 "bad_words leave none of the tokens in allowed_token_ids that could be the first; allow another token, "
                 "or take a word out",
                 param="bad_words",
+                code="no_token_allowed",
             )
         else:
             return
@@ -293,9 +303,19 @@ class Engine:
             for output in outputs:
                 if output.finish_reason is not None:
                     self._stop_watches.pop(output.request_id, None)
+        self._close_ledger(turn.events)
+        if turn.events:
             self._guard(self.on_events, turn.events)
         if outputs:
             self._guard(self.on_outputs, outputs)
+
+    def _close_ledger(self, events: list[Event]) -> None:
+        """Say where the time of the step has gone that was executed; handing that over is the next one's."""
+        now_ns = time.monotonic_ns()
+        self._ledger.mark(Part.DELIVER, now_ns)
+        ledger = self._ledger.close(now_ns)
+        if ledger is not None:
+            events.append(ledger)
 
     def _guard(self, callback: Callable[[T], None], argument: T) -> None:
         """Whoever watches must not be able to end the engine."""
@@ -345,6 +365,7 @@ def _output(
         return StepOutput(request_id, tokens, logprobs)
     error = None
     if end.reason is FinishReason.ERROR:
-        error = f"no token could be chosen ({end.detail}): the numbers overflowed, or the settings allow no token"
-    stop_reason = end.detail if end.reason is FinishReason.STOP else None
+        error = f"no token could be chosen ({end.detail}): the numbers overflowed"
+    is_stop = end.reason is FinishReason.STOP and end.detail != NO_TOKEN_LEFT
+    stop_reason = end.detail if is_stop else None
     return StepOutput(request_id, tokens, logprobs, end.reason.value, stop_reason, end.num_cached_tokens, error)

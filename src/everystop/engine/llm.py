@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from everystop.assembly import build_engine, load_weights
-from everystop.config import NETWORK, Config
+from everystop.config import Config
+from everystop.config.setting import NETWORK
 from everystop.core.errors import ConfigError, EngineDead, EverystopError, RequestError
 from everystop.core.plan import TokenLogprobs
 from everystop.core.request import SamplingParams

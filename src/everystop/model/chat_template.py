@@ -158,6 +158,7 @@ def _check_continuable(message: Mapping[str, Any], index: int) -> None:
         raise RequestError(
             "continue_final_message needs a last message that ends with its content, and this one has tool_calls",
             param=f"messages[{index}].tool_calls",
+            code="conflicting_fields",
         )
 
 

@@ -118,7 +118,8 @@ def _read_content(given: dict[str, Any], where: str) -> str:
     if not isinstance(content, list | tuple):
         raise _wrong(place, content, "a string or a list of text parts")
     if len(content) > MAX_PARTS:
-        raise RequestError(f"{place} has {len(content):,} parts; at most {MAX_PARTS:,} are taken", param=place)
+        message = f"{place} has {len(content):,} parts; at most {MAX_PARTS:,} are taken"
+        raise RequestError(message, param=place, code="invalid_value")
     return "\n".join(_read_part(part, f"{place}[{i}]") for i, part in enumerate(content))
 
 
@@ -146,7 +147,8 @@ def _read_tool_calls(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list | tuple) or not all(isinstance(call, Mapping) for call in value):
         raise _wrong(where, value, "a list of objects")
     if len(value) > MAX_TOOL_CALLS:
-        raise RequestError(f"{where} has {len(value):,} calls; at most {MAX_TOOL_CALLS:,} are taken", param=where)
+        message = f"{where} has {len(value):,} calls; at most {MAX_TOOL_CALLS:,} are taken"
+        raise RequestError(message, param=where, code="invalid_value")
     return list(value)
 
 

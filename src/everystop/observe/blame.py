@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from everystop.core.durations import NS_PER_S
 from everystop.observe.history import History
 from everystop.observe.live_request import LiveRequest
 from everystop.observe.main_cause import main_cause
+from everystop.observe.thread_share import ThreadShare
 
 MAX_PENDING = 50
 PATIENCE_NS = NS_PER_S  # the end of the answer is waited for so long
-COST_SHARE = 0.003  # of the time of one thread
+COST_SHARE = 0.003
 MAX_SAVED_NS = NS_PER_S // 50
 
 
 class Blame:
-    """Sets `blame` of requests, the slowest first, as long as that takes no more than 0.3 % of a thread's time; where
-    more requests end than there is time for, the fastest stay without. `cpu_ns` is the clock of the thread's time.
+    """Sets `blame` of requests, the slowest first, within a `share` of the thread's time, 0.3 % of it unless said.
+
+    Where more requests end than there is time for, the fastest stay without.
     """
 
-    def __init__(self, history: History, cpu_ns: Callable[[], int] = time.thread_time_ns) -> None:
+    def __init__(self, history: History, share: ThreadShare | None = None) -> None:
         self._history = history
-        self._cpu_ns = cpu_ns
+        self._share = share or ThreadShare(COST_SHARE, MAX_SAVED_NS)
         self._pending: list[LiveRequest] = []
-        self._saved_ns = MAX_SAVED_NS
-        self._ticked_ns: int | None = None
 
     def note(self, request: LiveRequest) -> None:
         """It is over."""
@@ -37,18 +34,15 @@ class Blame:
 
     def tick(self, now_ns: int) -> list[LiveRequest]:
         """Those whose blame has been found since the last time."""
-        if self._ticked_ns is not None:
-            self._saved_ns = min(MAX_SAVED_NS, self._saved_ns + round((now_ns - self._ticked_ns) * COST_SHARE))
-        self._ticked_ns = now_ns
+        self._share.refill(now_ns)
         found = []
         for request in sorted(filter(lambda request: _is_ready(request, now_ns), self._pending), key=_took_ns)[::-1]:
-            if self._saved_ns <= 0:
+            if not self._share.has_time:
                 break
-            began_ns = self._cpu_ns()
-            self._pending.remove(request)
-            if self._find(request, now_ns):
-                found.append(request)
-            self._saved_ns -= self._cpu_ns() - began_ns
+            with self._share.paid():
+                self._pending.remove(request)
+                if self._find(request, now_ns):
+                    found.append(request)
         return found
 
     def _find(self, request: LiveRequest, now_ns: int) -> bool:

@@ -130,8 +130,12 @@ def explain(history: History, request_ids: Sequence[int], *, now_ns: int, name_o
 def tell(history: History, request_ids: Sequence[int], *, now_ns: int, name_of: NameOf) -> str:
     """The sentence of that explanation alone, at a third of the cost; raises LookupError as well."""
     (trail,) = _last_to_end(history, request_ids, now_ns, 1)
-    told_as = _beside_siblings(trail, name_of)
-    return sentence_of(Story(history, life_of(history, trail, now_ns), told_as, state_of(trail)))
+    return tell_life(history, life_of(history, trail, now_ns), name_of=name_of)
+
+
+def tell_life(history: History, life: Life, *, name_of: NameOf) -> str:
+    """The sentence of a life that has been cut."""
+    return sentence_of(Story(history, life, _beside_siblings(life.trail, name_of), state_of(life.trail)))
 
 
 def _beside_siblings(trail: Trail, name_of: NameOf) -> NameOf:

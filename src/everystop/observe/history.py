@@ -7,6 +7,7 @@ when somebody looks, so that nothing here can slow or stop a step.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from everystop.core.events import (
     BlockEvent,
     Event,
     FinishEvent,
+    LedgerEvent,
     PreemptEvent,
     RefuseEvent,
     StepEvent,
@@ -35,7 +37,6 @@ STEP_BYTES = 900  # a step without its rows, as measured by `sys.getsizeof` over
 ROW_BYTES = 25
 ACT_BYTES = 200
 RECENT_STEPS = 30_000  # ten minutes of steps of 20 ms
-DEFAULT_FINISHED = 10_000
 DEFAULT_BYTES = 256 << 20
 MAX_DIGITS = 19  # of a request's number
 
@@ -211,7 +212,7 @@ class History:
     def __init__(
         self,
         *,
-        num_finished: int = DEFAULT_FINISHED,
+        num_finished: int = sys.maxsize,
         max_bytes: int = DEFAULT_BYTES,
         step_times: StepTimeModel = UNKNOWN_STEP_TIMES,
     ) -> None:
@@ -322,6 +323,8 @@ class History:
             return
         if isinstance(event, BlockEvent):
             self.blocks = event
+            return
+        if isinstance(event, LedgerEvent):
             return
         self.acts.append(event)
         self._num_bytes += ACT_BYTES

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from everystop.observe.causes import Cause
 from everystop.observe.history import History, Trail
-from everystop.observe.life import life_of
+from everystop.observe.life import Life, life_of
 from everystop.observe.reasons import reasons
 from everystop.observe.step_share import share_of
 
@@ -23,7 +23,12 @@ def main_cause(history: History, trail: Trail, now_ns: int) -> Cause | None:
     found = _glimpse(history, trail)
     if found is not None:
         return found
-    causes = life_of(history, trail, now_ns).ns_by_cause()
+    return largest_cause(life_of(history, trail, now_ns))
+
+
+def largest_cause(life: Life) -> Cause | None:
+    """The cause of the largest part of a life that has been cut; None if no time has passed."""
+    causes = life.ns_by_cause()
     return max(causes, key=causes.__getitem__) if causes else None
 
 

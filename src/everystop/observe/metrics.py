@@ -16,6 +16,7 @@ from everystop.core.events import (
     ArrivalEvent,
     Event,
     FinishEvent,
+    LedgerEvent,
     PreemptEvent,
     RefuseEvent,
     StepEvent,
@@ -27,6 +28,7 @@ from everystop.observe.buckets import TTFT_S
 from everystop.observe.causes import Cause
 from everystop.observe.histogram import Histogram
 from everystop.observe.history import Client
+from everystop.observe.ledger import LedgerCounts
 from everystop.observe.life import Life
 from everystop.observe.request_counts import COMPLETE, OpenRequest, RequestCounts
 from everystop.observe.step_counts import StepCounts, StepRows
@@ -70,6 +72,7 @@ class Metrics:
         self.tenants = {name: TenantCounts() for name in (*tenants, OTHERS)} if tenants else {}
         self.requests = RequestCounts(max_model_len)
         self.steps = StepCounts(num_slots)
+        self.ledger = LedgerCounts()
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         self.num_computed_prompt_tokens = 0
@@ -199,6 +202,8 @@ class Metrics:
                 self._count_refusal(event)
             case FinishEvent():
                 self._count_end(event)
+            case LedgerEvent():
+                self.ledger.count(event)
             case WaitEvent():
                 if event.reason is not WaitReason.BEHIND:
                     self.blocked[event.reason] += 1

@@ -22,10 +22,11 @@ class Sheet(NamedTuple):
     source: Any
 
 
-def render(metrics: Metrics, model: str, *, only_tenant: str = "", sheets: Iterable[Sheet] = ()) -> bytes:
+def render(metrics: Metrics, model: str, *, only_tenant: str | None = None, sheets: Iterable[Sheet] = ()) -> bytes:
     """All that has been counted, what `sheets` add, and the process, in version 0.0.4 of the format.
 
-    Samples of the engine carry the model's name. With `only_tenant`, of what is told apart by tenant that one's alone.
+    Samples of the engine carry the model's name. With `only_tenant`, of what is told apart by tenant that one's alone,
+    and nothing for "".
     """
     metrics.catch_up()
     own = FAMILIES if metrics.tenants else [family for family in FAMILIES if family.labels != TENANT]
@@ -37,11 +38,11 @@ def render(metrics: Metrics, model: str, *, only_tenant: str = "", sheets: Itera
     return "".join(lines).encode()
 
 
-def _family(family: Family[Any], source: Any, model: str, only_tenant: str) -> Iterator[str]:
+def _family(family: Family[Any], source: Any, model: str, only_tenant: str | None) -> Iterator[str]:
     common = _common(family.name, model)
     yield head(family.name, family.text, family.kind)
     for values, value in family.read(source):
-        if family.labels == TENANT and only_tenant not in ("", *values):
+        if family.labels == TENANT and only_tenant not in (None, *values):
             continue
         labels = common | dict(zip(family.labels, values, strict=True))
         yield from sample(family.name, labels, value, family.bounds)

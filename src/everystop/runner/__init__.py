@@ -48,10 +48,13 @@ class LaunchingRunner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Executed:
+class Executed:
+    """A step that was executed when it was launched."""
+
     result: StepResult
 
     def wait(self) -> StepResult:
+        """Its result."""
         return self.result
 
 
@@ -59,4 +62,4 @@ def launcher(runner: ModelRunner) -> Callable[[StepPlan], Launched]:
     """What begins a step; a runner that cannot launch one executes it at once."""
     if isinstance(runner, LaunchingRunner):
         return runner.launch
-    return lambda plan: _Executed(runner.execute(plan))
+    return lambda plan: Executed(runner.execute(plan))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from everystop.core.plan import Admitted, PromptLogits, StepPlan, StepResult, TokenLogprobs
+from everystop.core.plan import NO_TOKEN_LEFT, Admitted, PromptLogits, StepPlan, StepResult, TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.model.spec import DecoderSpec, Float32Array, rope_frequencies
 from everystop.model.weights import LoadedModel
@@ -116,14 +116,22 @@ class NativeRunner:
         prompts = _offsets_of(plan, scored) if scored else None
         tokens = self._decoder.step(numbers, copies, plan.num_padded_rows, prompts).tolist()
         rows: list[tuple[int, ...] | str] = [
-            (token,) if token >= 0 else _NO_TOKENS if token == -1 else NOT_FINITE for token in tokens
+            (token,) if token >= 0 else _NO_TOKENS if token == -1 else NO_TOKEN_LEFT if token == -3 else NOT_FINITE
+            for token in tokens
         ]
         if self._not_taken:
             rows = [
                 NOT_TAKEN if request_id in self._not_taken else out
                 for request_id, out in zip(plan.rows.request_ids, rows, strict=True)
             ]
-        result = StepResult(rows=rows, sample_ns=self._decoder.sample_ns())
+        native_ns, gil_wait_ns, native_cpu_ns = self._decoder.call_ns()
+        result = StepResult(
+            rows=rows,
+            sample_ns=self._decoder.sample_ns(),
+            native_ns=native_ns,
+            gil_wait_ns=gil_wait_ns,
+            native_cpu_ns=native_cpu_ns,
+        )
         if self._wants_logprobs:
             self._collect_logprobs(plan, tokens, result)
         if scored:

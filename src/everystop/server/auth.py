@@ -1,5 +1,5 @@
 """Lets nobody in without a key where keys are set, on any path but `/health` and its like and the dashboard's own
-files; the Host header has no say in it.
+files; the Host header has no say in it, but there must be one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from everystop.core.errors import RequestError
 from everystop.keys import KeyHash, digest_of
 from everystop.server.errors import Unauthorized, dialect_of, error_response
+from everystop.server.paths import OPEN_PATHS
 from everystop.server.visibility import Caller
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key")
 _HOST = re.compile(rb"[A-Za-z0-9._~\-\[\]:%]*")
 _HOW = "send it as 'Authorization: Bearer KEY', or in the header x-api-key or api-key"
 
 
 class KeyGuard:
-    """ASGI middleware: 401 without a valid key, 400 for a Host header that is no host.
+    """ASGI middleware: 401 without a valid key, 400 for a Host header that is no host, or is not one.
 
     A key comes in one header, as `Authorization: Bearer KEY`, `x-api-key: KEY` or `api-key: KEY`; of two, none is
     believed. `callers` says whose a key is; the scope's `caller` tells those behind. `is_open` knows the paths that
@@ -48,8 +48,8 @@ class KeyGuard:
 
     def _refusal(self, scope: Scope) -> Exception | None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        if any(name == b"host" and _HOST.fullmatch(value) is None for name, value in headers):
-            return RequestError("the Host header is not a host", code="invalid_host")
+        if error := _check_host(headers, scope["http_version"]):
+            return error
         if not self._digests or scope["path"] in OPEN_PATHS or self._is_open(scope["path"]):
             return None
         given = [(name, value) for name, value in headers if name in KEY_HEADERS]
@@ -74,3 +74,15 @@ class KeyGuard:
         if scheme.lower() != b"bearer" or not any(matches):
             return None
         return self._callers[matches.index(True)]
+
+
+def _check_host(headers: list[tuple[bytes, bytes]], http_version: str) -> RequestError | None:
+    """The error for anything but one host (RFC 9112, section 3.2); HTTP/1.0 knows none."""
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1:
+        return RequestError(f"{len(hosts)} Host headers came with the request; send one", code="invalid_host")
+    if not hosts and http_version != "1.0":
+        return RequestError("no Host header came with the request; send the name of this server", code="invalid_host")
+    if hosts and _HOST.fullmatch(hosts[0]) is None:
+        return RequestError("the Host header is not a host", code="invalid_host")
+    return None

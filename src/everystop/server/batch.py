@@ -11,9 +11,10 @@ from typing import IO, Any
 from starlette.types import ASGIApp, Message
 
 from everystop.config import Config
-from everystop.core.errors import ConfigError, EngineDead
+from everystop.core.errors import ConfigError, EngineDead, UnsupportedField
 from everystop.engine.messages import StepOutput
 from everystop.server.batch_files import BatchLine, open_answers, read_requests
+from everystop.server.errors import error_object
 from everystop.server.opening import Opening
 from everystop.server.routes import make_app
 from everystop.server.state import Phase, ServedModel, ServerState
@@ -111,9 +112,7 @@ class _Batch:
         """Status and JSON body of one POST to the application."""
         if line.body.get("stream"):
             message = "stream cannot be true in a batch: there is nobody to stream to; leave it out"
-            return 400, {
-                "error": {"message": message, "type": "invalid_request_error", "param": "stream", "code": None}
-            }
+            return 400, error_object(UnsupportedField("stream", message))
         path = line.url.encode()
         scope = {
             "type": "http",
@@ -125,7 +124,7 @@ class _Batch:
             "raw_path": path,
             "query_string": b"",
             "root_path": "",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [(b"host", b"batch"), (b"content-type", b"application/json")],
             "client": None,
             "server": None,
         }

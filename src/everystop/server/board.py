@@ -11,7 +11,9 @@ from typing import Protocol
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import Abort, StepOutput, Submit
-from everystop.server.errors import GenerationFailed, Overloaded, SlowReader
+from everystop.server.delivery import Deliveries
+from everystop.server.delivery import Part as DeliveryPart
+from everystop.server.errors import GenerationFailed, Overloaded
 from everystop.server.prompt_report import PromptReport
 from everystop.server.queue import Queue
 from everystop.server.texts import Choice, ChoiceText, Part, Texts
@@ -30,8 +32,9 @@ class EngineLike(Protocol):
         """Forget requests; unknown ids are ignored."""
 
 
-MAX_BEHIND = 1 << 16  # tokens, and log-probabilities told with them, that one reader has yet to take
-MAX_BEHIND_IN_ALL = 1 << 20  # of all readers together: about 250 MB
+MAX_AT_ONCE = 1024  # outputs that are made into text in one turn of the loop
+# What an output takes while it waits for its reader: itself, each token with log-probabilities, and each alternative.
+OUTPUT_BYTES, LOGPROBS_BYTES, ALTERNATIVE_BYTES = 360, 180, 128
 
 MakeChoice = Callable[[int, Texts, SamplingParams], Choice]
 
@@ -40,17 +43,15 @@ class Generation:
     """One client request on its way: all choices of all its prompts; iterate with `parts`.
 
     `seed` is what its last prompt's choices are drawn with, `report` gathers what the answer says of its prompts.
-    `cut_off` drops the connection to its reader.
     """
 
     __slots__ = (
         "_failure",
+        "_num_bytes",
         "_pending",
-        "_values_a_token",
         "_waiter",
         "by_id",
         "choices",
-        "cut_off",
         "first_id",
         "num_prompt_tokens",
         "num_unfinished",
@@ -65,8 +66,6 @@ class Generation:
         first_id: int,
         num_prompt_tokens: int,
         report: PromptReport | None = None,
-        *,
-        values_a_token: int = 1,
     ) -> None:
         self.choices = choices
         self.report = report
@@ -76,21 +75,22 @@ class Generation:
         self.by_id = {first_id + i: choice for i, choice in enumerate(choices)}
         self.num_prompt_tokens = num_prompt_tokens
         self.num_unfinished = len(choices)
-        self.cut_off: Callable[[], None] = lambda: None
-        self._values_a_token = values_a_token
+        self._num_bytes = 0
         self._pending: list[StepOutput] = []
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    @property
-    def num_behind(self) -> int:
-        """What the reader has yet to take: tokens, and the log-probabilities told with each."""
-        return len(self._pending) * self._values_a_token
+    def num_pending_bytes(self) -> int:
+        """What the outputs take that its reader has yet to take."""
+        return self._num_bytes
 
-    def push(self, output: StepOutput) -> None:
-        """Take one output of the engine; the reader is woken once for all that have come since it slept."""
+    def push(self, output: StepOutput) -> bool:
+        """Take one output of the engine; the reader is woken once for all that have come since it slept, and whether it
+        was is returned.
+        """
         self._pending.append(output)
-        self._wake()
+        self._num_bytes += bytes_of(output)
+        return self._wake()
 
     def fail(self, error: Exception) -> None:
         """End the generation for its reader."""
@@ -98,20 +98,31 @@ class Generation:
             self._failure = error
         self._wake()
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _wake(self) -> bool:
+        if self._waiter is None or self._waiter.done():
+            return False
+        self._waiter.set_result(None)
+        return True
 
     async def outputs(self) -> list[StepOutput]:
-        """All outputs since the last call, waiting for the first; raises what `fail` was given."""
+        """Outputs since the last call, `MAX_AT_ONCE` at most, waiting for the first; raises what `fail` was given."""
         if not self._pending and self._failure is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
             self._waiter = None
         if self._failure is not None:
             raise self._failure
-        pending, self._pending = self._pending, []
-        return pending
+        taken, self._pending = self._pending[:MAX_AT_ONCE], self._pending[MAX_AT_ONCE:]
+        self._num_bytes = self._num_bytes - sum(map(bytes_of, taken)) if self._pending else 0
+        return taken
+
+
+def bytes_of(output: StepOutput) -> int:
+    """About how much memory an output takes."""
+    if not output.logprobs and not output.prompt_logprobs:
+        return OUTPUT_BYTES
+    entries = (*output.logprobs, *output.prompt_logprobs)
+    return OUTPUT_BYTES + len(entries) * (LOGPROBS_BYTES + len(entries[0].top) * ALTERNATIVE_BYTES)
 
 
 class Board:
@@ -126,8 +137,8 @@ class Board:
         self._texts = texts
         self.queue = queue
         self._by_id: dict[int, Generation] = {}
-        self._open: dict[Generation, None] = {}  # until closed: also those of which nothing is computed any more
         self.aborted: Counter[str] = Counter()
+        self.deliveries = Deliveries()
 
     @property
     def num_sequences(self) -> int:
@@ -156,29 +167,29 @@ class Board:
         self.queue.check(num, sum(sizes), time.monotonic_ns())
         first_id = self._engine.allocate_ids(num)
         choices = [make_choice(i, self._texts, params) for i in range(num)]
-        num_values, num_prompt_tokens = 1 + (params.logprobs or 0), sum(map(len, prompts))
-        generation = Generation(choices, first_id, num_prompt_tokens, report, values_a_token=num_values)
+        generation = Generation(choices, first_id, sum(map(len, prompts)), report)
         for i, prompt in enumerate(prompts):
             submit = Submit(
                 first_id + i * params.n, prompt, params, tenant, priority, cache_salt, ttft_target_ns, itl_target_ns
             )
             generation.seed = self._engine.submit(submit)
         self._by_id.update(dict.fromkeys(generation.by_id, generation))
-        self._open[generation] = None
         self.queue.enter(dict(zip(generation.by_id, sizes, strict=True)), generation.submitted_ns)
         return generation
 
     def deliver(self, outputs: Sequence[StepOutput]) -> None:
         """One step's outputs; those of forgotten requests are dropped."""
+        self.deliveries.begin()
         self.queue.catch_up()
-        by_id = self._by_id
+        by_id, num_woken = self._by_id, 0
         for output in outputs:
             generation = by_id.get(output.request_id)
             if generation is None:
                 continue
             if output.finish_reason is not None or output.refused:
                 self._forget(output.request_id)
-            generation.push(output)
+            num_woken += generation.push(output)
+        self.deliveries.handed_out(len(outputs), num_woken)
 
     def _forget(self, request_id: int) -> bool:
         """Whether it was known; its room in the queue is free again."""
@@ -189,7 +200,7 @@ class Board:
 
     def close(self, generation: Generation, error: type[Exception] = Exception) -> None:
         """Forget a generation; what is unfinished is aborted in the engine, because of an `error` of that kind."""
-        self._open.pop(generation, None)
+        self.deliveries.give_turn(generation)
         unfinished = tuple(key for key in generation.by_id if self._forget(key))
         if unfinished:
             self.aborted[error.__name__] += len(unfinished)
@@ -205,24 +216,25 @@ class Board:
         for generation in set(self._by_id.values()):
             self.end(generation, error)
 
-    def cut_off_laggards(self) -> None:
-        """Cut off whoever is too far behind with taking its answer, and the furthest behind while all are together."""
-        behind = {generation: generation.num_behind for generation in self._open if generation.num_behind}
-        total = sum(behind.values())
-        for generation in sorted(behind, key=behind.__getitem__, reverse=True):
-            if behind[generation] <= MAX_BEHIND and total <= MAX_BEHIND_IN_ALL:
-                return
-            total -= behind[generation]
-            self.end(generation, SlowReader())
-            generation.cut_off()
-
     async def parts(self, generation: Generation) -> Iterator[Part]:
         """The news since the last call.
 
         Raises what ended the generation from outside; the iterator raises RequestError or Overloaded (refused by the
         engine) or GenerationFailed after all that came before.
         """
-        return self._read(generation, await generation.outputs())
+        self.deliveries.give_turn(generation)
+        outputs = await generation.outputs()
+        self.deliveries.take_turn(generation)
+        return self._timed(generation, self._read(generation, outputs))
+
+    def _timed(self, generation: Generation, parts: Iterator[Part]) -> Iterator[Part]:
+        """The same; making one is detokenising, and what its reader does with it before the next is encoding."""
+        mark = self.deliveries.mark
+        for part in parts:
+            mark(DeliveryPart.DETOKENISE, generation)
+            yield part
+            mark(DeliveryPart.ENCODE, generation)
+        mark(DeliveryPart.DETOKENISE, generation)
 
     def _read(self, generation: Generation, outputs: list[StepOutput]) -> Iterator[Part]:
         if generation.report is not None:

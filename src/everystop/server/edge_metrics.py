@@ -7,7 +7,9 @@ import time
 from everystop import __version__
 from everystop.core.durations import NS_PER_S
 from everystop.observe.families import Family, Kind, alone, each
+from everystop.observe.ledger import LEDGER_FAMILIES
 from everystop.observe.prometheus import Sheet
+from everystop.server.delivery import DELIVERY_FAMILIES
 from everystop.server.http_counts import HTTP_FAMILIES
 from everystop.server.state import Phase, ServerState
 
@@ -38,7 +40,7 @@ STATE_FAMILIES: tuple[Family[ServerState], ...] = (
         kind=Kind.GAUGE,
         text="Since when an engine that has work has not finished a step; 0 for an idle one",
         source="state of the engine",
-        read=alone(lambda state: state.silent_s()),
+        read=alone(lambda state: state.stall_clock.engine_silent_s),
     ),
     Family(
         name="everystop_oldest_waiting_seconds",
@@ -60,4 +62,7 @@ STATE_FAMILIES: tuple[Family[ServerState], ...] = (
 
 def edge_sheets(state: ServerState) -> list[Sheet]:
     """Of a server that has its model."""
-    return [Sheet(STATE_FAMILIES, state), Sheet(HTTP_FAMILIES, state.http)]
+    sheets = [Sheet(STATE_FAMILIES, state), Sheet(HTTP_FAMILIES, state.http)]
+    if state.metrics is not None:
+        sheets += [Sheet(LEDGER_FAMILIES, state.metrics.ledger), Sheet(DELIVERY_FAMILIES, state.board.deliveries)]
+    return sheets

@@ -13,8 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from everystop.core.errors import Draining, EngineDead, EverystopError, RequestError
+from everystop.core.errors import (
+    ChatTemplateError,
+    ChatTemplateMissing,
+    Draining,
+    EngineDead,
+    EverystopError,
+    RequestError,
+)
 from everystop.server.http_counts import LEFT, note_start
+from everystop.server.paths import TGI_PATHS
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +35,26 @@ class BodyTooLarge(RequestError):
 
 class BodyEncoded(RequestError):
     """The body is compressed, or otherwise encoded (HTTP 415)."""
+
+
+class BodyNotJson(RequestError):
+    """The body says that it is something else than JSON in UTF-8 (HTTP 415)."""
+
+
+class BrokenHttp(RequestError):
+    """What has come is no HTTP request, or one whose end cannot be known (HTTP 400)."""
+
+
+class HeadersTooLarge(RequestError):
+    """Target and headers, or what stands behind or between the pieces of a body, exceed the limit (HTTP 431)."""
+
+
+class ReceivedTooSlowly(RequestError):
+    """The request was not there in time (HTTP 408)."""
+
+
+class HttpVersionUnknown(RequestError):
+    """A version of HTTP that is not spoken here (HTTP 505)."""
 
 
 class ModelUnknown(RequestError):
@@ -46,7 +74,7 @@ class Forbidden(RequestError):
 
 
 class Overloaded(EverystopError):
-    """The queue is full (HTTP 429); `retry_after_s` says when it should have moved, `code` whose queue it is."""
+    """There is no room for one more (HTTP 429); `retry_after_s` says when there should be, `code` where."""
 
     def __init__(self, message: str, retry_after_s: int, code: str | None = None) -> None:
         super().__init__(message)
@@ -88,9 +116,6 @@ class Dialect(StrEnum):
     TGI = "tgi"
 
 
-TGI_PATHS = frozenset({"/", "/generate", "/generate_stream", "/info"})
-
-
 def dialect_of(scope: Scope) -> Dialect:
     """What the path speaks, unless the body has told (`dialect` in the scope)."""
     told: Dialect | None = scope.get("dialect")
@@ -98,30 +123,38 @@ def dialect_of(scope: Scope) -> Dialect:
 
 
 class Wire(NamedTuple):
-    """How one kind of error looks on the wire."""
+    """How one kind of error looks on the wire; `code` where the error itself has none."""
 
     status: int
     kind: str
-    code: str | None = None
+    code: str
     retry_after_s: int | None = None
 
 
-_UNFORESEEN = Wire(500, "server_error")
+_INVALID = "invalid_request_error"
+_UNFORESEEN = Wire(500, "server_error", "server_error")
 _WIRE: dict[type, Wire] = {
-    RequestError: Wire(400, "invalid_request_error"),
+    RequestError: Wire(400, _INVALID, "invalid_value"),
+    ChatTemplateMissing: Wire(400, _INVALID, "chat_template_missing"),
+    ChatTemplateError: Wire(400, _INVALID, "chat_template_error"),
+    BrokenHttp: Wire(400, _INVALID, "invalid_http"),
     Unauthorized: Wire(401, "authentication_error", "invalid_api_key"),
-    Forbidden: Wire(403, "permission_error"),
-    ModelUnknown: Wire(404, "invalid_request_error", "model_not_found"),
-    RequestUnknown: Wire(404, "invalid_request_error", "request_not_found"),
-    BodyTooLarge: Wire(413, "invalid_request_error", "body_too_large"),
-    BodyEncoded: Wire(415, "invalid_request_error", "unsupported_content_encoding"),
+    Forbidden: Wire(403, "permission_error", "origin_not_allowed"),
+    ModelUnknown: Wire(404, _INVALID, "model_not_found"),
+    RequestUnknown: Wire(404, _INVALID, "request_not_found"),
+    ReceivedTooSlowly: Wire(408, _INVALID, "receive_timeout"),
+    BodyTooLarge: Wire(413, _INVALID, "body_too_large"),
+    BodyEncoded: Wire(415, _INVALID, "unsupported_content_encoding"),
+    BodyNotJson: Wire(415, _INVALID, "unsupported_content_type"),
+    HeadersTooLarge: Wire(431, _INVALID, "headers_too_large"),
     Overloaded: Wire(429, "rate_limit_error", "queue_full", 1),
-    ClientGone: Wire(LEFT, "client_gone"),  # which nobody sees but whoever counts
+    ClientGone: Wire(LEFT, "client_gone", "client_gone"),  # which nobody sees but whoever counts
     GenerationFailed: Wire(500, "server_error", "generation_failed"),
     Loading: Wire(503, "service_unavailable", "loading", 1),
     Draining: Wire(503, "service_unavailable", "draining", 5),
     EngineDead: Wire(503, "service_unavailable", "engine_failed", 30),
     TimedOut: Wire(504, "timeout_error", "request_timeout"),
+    HttpVersionUnknown: Wire(505, _INVALID, "http_version_not_supported"),
 }
 # TGI's word by HTTP status; it says 422 where OpenAI says 400, and 424 where the engine gave up.
 _TGI_STATUS = {400: 422, 500: 424}
@@ -143,14 +176,12 @@ def error_object(error: Exception, dialect: Dialect = Dialect.OPENAI) -> dict[st
     message = str(error) if known else "internal error; the server's log has the details"
     if dialect is Dialect.TGI:
         return _tgi_object(message, _status(wire, dialect))
-    code = getattr(error, "code", None) or wire.code
-    return _openai_object(message, wire.kind, code, getattr(error, "param", None))
+    return _openai_object(message, wire.kind, code_of(error), getattr(error, "param", None))
 
 
 def code_of(error: Exception) -> str:
-    """The error's code on the wire, or its kind where it has none."""
-    wire = _wire(error)
-    return getattr(error, "code", None) or wire.code or wire.kind
+    """The error's code on the wire: one of `error_codes.CODES`."""
+    return getattr(error, "code", None) or _wire(error).code
 
 
 class ErrorResponse(Response):
@@ -169,7 +200,7 @@ class ErrorResponse(Response):
         await super().__call__(scope, receive, send)
 
 
-def _openai_object(message: str, kind: str, code: str | None, param: str | None = None) -> dict[str, Any]:
+def _openai_object(message: str, kind: str, code: str, param: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -194,6 +225,17 @@ def error_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> Respo
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
     return _reply(_status(wire, dialect), error_object(error, dialect), headers, code_of(error), type(error).__name__)
+
+
+def raw_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> bytes:
+    """The whole HTTP answer, after which the connection ends, to what never became a request."""
+    wire = _wire(error)
+    body = json.dumps(error_object(error, dialect)).encode()
+    head = (
+        f"HTTP/1.1 {wire.status} {HTTPStatus(wire.status).phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
 
 
 def failure_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> Response:

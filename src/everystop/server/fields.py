@@ -7,6 +7,7 @@ the same bounds, so that they cannot disagree; the one difference is that 1.0 is
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from everystop.core.errors import RequestError, UnsupportedField
 Reader = Callable[[str, Any], Any]
 _MAX_ECHO = 60
 _short = reprlib.Repr()
+_TOKEN_ID = re.compile("(0|[1-9][0-9]{0,9})")  # one spelling a number: two keys must not mean one token
 _short.maxstring = _short.maxother = _short.maxlong = _MAX_ECHO
 
 
@@ -111,7 +113,8 @@ def string(max_chars: int) -> Field:
         if type(value) is not str:
             raise wrong(name, value, "a string")
         if len(value) > max_chars:
-            raise RequestError(f"{name} has {len(value):,} characters; at most {max_chars:,} are taken", param=name)
+            message = f"{name} has {len(value):,} characters; at most {max_chars:,} are taken"
+            raise RequestError(message, param=name, code="invalid_value")
         return value
 
     return Field(read, {"type": "string", "maxLength": max_chars})
@@ -199,12 +202,16 @@ def logit_bias(max_entries: int, max_bias: float) -> Field:
             raise wrong(name, value, f"an object with at most {max_entries:,} entries")
         pairs: dict[int, float] = {}
         for key, bias in value.items():
-            if not (key.isascii() and key.isdecimal() and len(key) <= 10):
-                raise RequestError(f"{name} has the key {echo(key)}; keys must be token ids", param=name)
+            if _TOKEN_ID.fullmatch(key) is None:
+                raise RequestError(
+                    f"{name} has the key {echo(key)}; keys must be token ids, in plain decimal digits",
+                    param=name,
+                    code="invalid_value",
+                )
             pairs[int(key)] = one.read(f"{name}[{key}]", bias)
         return tuple(sorted(pairs.items()))
 
-    schema = {"type": "object", "maxProperties": max_entries, "propertyNames": {"pattern": "^[0-9]{1,10}$"}}
+    schema = {"type": "object", "maxProperties": max_entries, "propertyNames": {"pattern": f"^{_TOKEN_ID.pattern}$"}}
     return Field(read, {**schema, "additionalProperties": one.schema})
 
 

@@ -1,4 +1,6 @@
-"""The HTTP edge: bounds on what a client may send and how long it may take, and uvicorn without its signal handling."""
+"""The HTTP protocol and its server on uvicorn: bounds in bytes and in time for whatever a connection may send, or leave
+untaken; knows nothing of what is asked.
+"""
 
 from __future__ import annotations
 
@@ -8,172 +10,56 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import cast
 
 import httptools
 import uvicorn
-from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp
-from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from everystop.server.errors import BodyEncoded, BodyTooLarge, ClientGone, Overloaded
-from everystop.server.http_counts import announced_bytes
+from everystop.core.errors import RequestError
+from everystop.server.errors import (
+    BrokenHttp,
+    Dialect,
+    HeadersTooLarge,
+    HttpVersionUnknown,
+    ReceivedTooSlowly,
+    dialect_of,
+    raw_response,
+)
+from everystop.server.framing import JoinedHead, LastSend, UnframedSend
+from everystop.server.unsent import Unsent, unsent_of
 
 MAX_HEADER_BYTES = 64 * 1024
-MAX_BODY_BYTES = 32 * 1024 * 1024
-MAX_BODIES_BYTES = 16 * MAX_BODY_BYTES
 MAX_PIPELINED = 16
+MAX_UNSENT_BYTES = 16 * 1024 * 1024  # that wait for one reader
+MAX_UNSENT_BYTES_IN_ALL = 256 * 1024 * 1024
 KEEP_ALIVE_S = 65
 RECEIVE_S = 60.0
 SEND_S = 30.0
+LINGER_S = 2.0
+VERSIONS = ("1.1", "1.0")
 logger = logging.getLogger(__name__)
-_CLOSE = b"connection: close\r\ncontent-length: 0\r\n\r\n"
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\n" + _CLOSE
-_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\n" + _CLOSE
-
-
-class Bodies:
-    """Counts the bytes of all bodies that are being received or prepared: memory that nobody has been admitted for."""
-
-    def __init__(self) -> None:
-        self._num_bytes = 0
-
-    @contextlib.contextmanager
-    def room(self) -> Iterator[Callable[[int], None]]:
-        """A function that takes room for more bytes of one body; all of it is given back in the end.
-
-        It raises Overloaded where there is none.
-        """
-        num_taken = 0
-
-        def take(num_bytes: int) -> None:
-            nonlocal num_taken
-            if self._num_bytes + num_bytes > MAX_BODIES_BYTES:
-                raise Overloaded(
-                    f"bodies of more than {MAX_BODIES_BYTES:,} bytes are being received; try again later",
-                    retry_after_s=1,
-                )
-            self._num_bytes += num_bytes
-            num_taken += num_bytes
-
-        try:
-            yield take
-        finally:
-            self._num_bytes -= num_taken
-
-
-async def read_body(request: Request, take_room: Callable[[int], None]) -> bytes:
-    """The whole body; raises BodyTooLarge as soon as it is known to be too large, BodyEncoded, ClientGone.
-
-    `take_room` is told of each piece.
-    """
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.strip().lower() not in ("identity", ""):
-        raise BodyEncoded(f"content-encoding {encoding[:60]!r} is not supported; send the body as it is")
-    if (announced_bytes(request.scope["headers"]) or 0) > MAX_BODY_BYTES:
-        raise _body_too_large()
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            take_room(len(chunk))
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                raise _body_too_large()
-    except ClientDisconnect:
-        raise ClientGone from None
-    return bytes(body)
-
-
-def _body_too_large() -> BodyTooLarge:
-    return BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES:,} bytes; send less at once")
-
-
-class _UnframedSend:
-    """`send` for HTTP/1.0 clients, who know no chunks: a body of unknown length ends where the connection does."""
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-        self._send = cycle.send
-        self._has_length = True
-
-    async def __call__(self, message: ASGISendEvent) -> None:
-        if message["type"] == "http.response.start":
-            self._has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
-            if not self._has_length:
-                self._cycle.chunked_encoding = False
-        elif message["type"] == "http.response.body" and not self._has_length:
-            self._cycle.expected_content_length = len(message.get("body", b""))
-        await self._send(message)
-
-
-class JoinedHead:
-    """The transport of one answer: its head waits for what is written in the same turn of the loop, so that an answer
-    in one piece costs one system call, and whoever reads it wakes once.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._head = b""
-        self._has_begun = False
-
-    def write(self, data: bytes) -> None:
-        """Send, or keep what is written first until the next call of anything."""
-        if not self._has_begun:
-            self._has_begun, self._head = True, data
-            self._loop.call_soon(self._flush)
-        elif self._head:
-            head, self._head = self._head, b""
-            self._transport.write(head + data)
-        else:
-            self._transport.write(data)
-
-    def _flush(self) -> None:
-        head, self._head = self._head, b""
-        if head and not self._transport.is_closing():
-            self._transport.write(head)
-
-    def close(self) -> None:
-        """Send what waits, and no more."""
-        self._flush()
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        """As the transport says."""
-        return self._transport.is_closing()
-
-
-class _LastSend:
-    """`send` for a client that waits to be told to send its body (RFC 9110, section 10.1.1). If it is answered instead,
-    nobody can know whether the body follows, so the connection ends with that answer.
-    """
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-        self._send = cycle.send
-
-    async def __call__(self, message: ASGISendEvent) -> None:
-        if self._cycle.waiting_for_100_continue:
-            self._cycle.keep_alive = False
-        await self._send(message)
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol with an end to headers and to waiting for a request.
 
-    A client that leaves is noticed by all of its pipelined requests, not by the last alone. Upgrades are passed over,
-    body and all: httptools would drop the body of a request that offers one. HTTP/1.0 clients get no chunks. A client
-    that takes nothing for `SEND_S`, while something waits for it, is cut off; `is_slow` in its scopes tells so. `abort`
-    in a scope drops the connection at once, with all that its client has not taken, and `has_left` tells whether
-    it has ended.
+    What is no request is answered in the API's own shape, and ends the connection; so does whatever would stand behind
+    an end that nobody can know. Trailers are dropped (RFC 9110, section 6.5.1). A client that leaves is noticed by all
+    of its pipelined requests, not by the last alone. Upgrades are passed over, body and all: httptools would drop the
+    body of a request that offers one. HTTP/1.0 clients get no chunks. A client that takes nothing for `SEND_S`, while
+    something waits for it, is cut off; `is_slow` in its scopes tells so. `abort` in a scope drops the connection at
+    once, with all that its client has not taken, and `has_left` tells whether it has ended; `unsent` is the
+    account of what is kept for the client by whoever answers.
     """
 
-    _header_bytes = 0
+    _num_unplaced = 0  # bytes since the last that belonged to something
     _in_headers = True
     _has_begun = False
-    _has_large_headers = False
     _passes_over = False
+    _is_over = False
     _deadline: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
     _num_left = 0
@@ -194,20 +80,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count bytes as long as no header block has ended in them."""
+        """Parse; what still comes when all is over is read, and dropped, lest the last answer be lost."""
         self._unset_keepalive_if_required()
-        if self._in_headers:
-            self._header_bytes += len(data)
+        if self._is_over:
+            return
+        self._num_unplaced += len(data)
         try:
             while data:
                 data = self._feed(data)
-        except httptools.HttpParserError:
-            if not self._has_large_headers:
-                self.send_400_response("Invalid HTTP request received.")
-        is_large = self._has_large_headers or (self._in_headers and self._header_bytes > MAX_HEADER_BYTES)
-        if is_large and not self.transport.is_closing():
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, RequestError) else BrokenHttp("what came is no valid HTTP request"))
+        else:
+            if self._num_unplaced > MAX_HEADER_BYTES:
+                self._refuse(_headers_too_large())
 
     def _feed(self, data: bytes) -> bytes:
         """Parse; returns what is left behind the headers of a request that offers an upgrade."""
@@ -230,11 +116,47 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         finally:
             self._passes_over = False
 
+    def _refuse(self, error: RequestError) -> None:
+        """The connection is over: answers that are owed are given, and if none is, this error is the last one."""
+        self._is_over = True
+        self._end_deadline()
+        owed = self._open_cycles
+        broken = owed[-1] if owed and owed[-1].more_body and not owed[-1].response_started else None
+        dialect = Dialect.OPENAI if broken is None else dialect_of(broken.scope)  # type: ignore[arg-type]
+        if broken is not None:
+            self._forget_last()
+        if owed:
+            owed[-1].keep_alive = False
+        elif broken is not None or self._in_headers:
+            self._say_last(raw_response(error, dialect))
+        else:
+            self.transport.close()  # in the body of a request that has its answer
+
+    def _forget_last(self) -> None:
+        """The last request will not come whole."""
+        cycle = self._open_cycles.pop()
+        if self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline.popleft()
+        cycle.disconnected = True
+        cycle.message_event.set()
+
+    def _say_last(self, answer: bytes) -> None:
+        """Write, and close when the client has had time to read it: a close with something unread resets the connection
+        (RFC 9112, section 9.6).
+        """
+        self.transport.write(answer)
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._deadline = self.loop.call_later(LINGER_S, self.transport.close)
+
     def on_message_begin(self) -> None:
         """A new request begins."""
         if self._passes_over:
             return
-        self._in_headers, self._header_bytes, self._has_begun = True, 0, True
+        self._in_headers, self._num_unplaced, self._has_begun = True, 0, True
         if self._deadline is None:
             self._start_deadline()
         super().on_message_begin()
@@ -245,37 +167,45 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        if not self._passes_over:
+        """One header; a trailer comes too late to be one."""
+        if self._in_headers and not self._passes_over:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The header block has ended."""
+        """The header block has ended; what is raised here stops the parser."""
         if self._passes_over:
             return
-        self._in_headers = False
         if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > MAX_HEADER_BYTES:
-            self._has_large_headers = True  # the whole block came in one piece
-            raise ValueError("the headers are too large")  # which stops the parser
+            raise _headers_too_large()  # the whole block came in one piece
+        version = self.parser.get_http_version()
+        if version not in VERSIONS:
+            raise HttpVersionUnknown(f"HTTP/{version} is not spoken here; send HTTP/1.1")
         self.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope["has_left"] = self.transport.is_closing  # type: ignore[typeddict-unknown-key]
+        self.scope["unsent"] = Unsent()  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+        self._in_headers, self._num_unplaced = False, 0
         self.cycle.transport = JoinedHead(self.transport, self.loop)  # type: ignore[assignment]
         self._open_cycles.append(self.cycle)
-        if self.scope["http_version"] == "1.0":
-            self.cycle.send = _UnframedSend(self.cycle)  # type: ignore[method-assign]
+        if version == "1.0":
+            self.cycle.send = UnframedSend(self.cycle)  # type: ignore[method-assign]
         elif self.expect_100_continue:
-            self.cycle.send = _LastSend(self.cycle)  # type: ignore[method-assign]
+            self.cycle.send = LastSend(self.cycle)  # type: ignore[method-assign]
         if len(self._open_cycles) > MAX_PIPELINED:
             self.transport.close()
         elif self.pipeline:
             self.flow.resume_reading()  # else nobody would see the client leave
 
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._num_unplaced = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """The body has ended: what comes next is a header block again."""
         if self.parser.should_upgrade():
             return
-        self._in_headers, self._header_bytes = True, 0
+        self._in_headers, self._num_unplaced = True, 0
         self._end_deadline()
         self.cycle.scope["received_ns"] = time.monotonic_ns()  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
@@ -310,7 +240,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size() < self._num_left:
             self._start_stall()
             return
-        logger.info("a client took nothing of its answer for %g s and was cut off", SEND_S)
+        self.cut_off(f"took nothing of its answer for {SEND_S:g} s")
+
+    def unsent_bytes(self) -> tuple[int, int]:
+        """What waits for a client that takes too little: that of an answer which still grows, and all."""
+        if not self.flow.write_paused or self.transport.is_closing():
+            return 0, 0
+        accounts = [unsent_of(cycle.scope) for cycle in self._open_cycles]  # type: ignore[arg-type]
+        num_growing = self.transport.get_write_buffer_size() + sum(each.growing() for each in accounts)
+        return num_growing, num_growing + sum(each.num_rest for each in accounts)
+
+    def cut_off(self, why: str) -> None:
+        """Drop the connection of a client that `why` says what it did."""
+        logger.info("a client %s and was cut off", why)
         for cycle in self._open_cycles:
             cycle.scope["is_slow"] = True  # type: ignore[typeddict-unknown-key]
         self.transport.abort()
@@ -327,10 +269,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The request has not arrived in time; one that stands behind another may have to wait for that one."""
         if len(self._open_cycles) > (0 if self._in_headers else 1):
             self._start_deadline()
-            return
-        if self._has_begun and not any(cycle.response_started for cycle in self._open_cycles):
-            self.transport.write(_TOO_SLOW)
-        self.transport.close()
+        elif self._has_begun and not any(cycle.response_started for cycle in self._open_cycles):
+            self._refuse(ReceivedTooSlowly(f"the request was not there after {RECEIVE_S:g} s; send it faster"))
+        else:
+            self.transport.close()
+
+
+def _headers_too_large() -> HeadersTooLarge:
+    return HeadersTooLarge(f"target and headers are larger than {MAX_HEADER_BYTES:,} bytes; send less of them")
 
 
 def watch_peers(sock: socket.socket) -> None:
@@ -377,6 +323,16 @@ class HttpServer(uvicorn.Server):
         for sock in sockets or ():
             watch_peers(sock)
         await super().serve(sockets)
+
+    def cut_off_laggards(self) -> None:
+        """Cut off whoever leaves too much untaken, and of those who do so together the furthest behind first."""
+        connections = cast("set[BoundedHttpProtocol]", self.server_state.connections)
+        behind = {each: each.unsent_bytes() for each in connections if each.flow.write_paused}
+        total = sum(num_all for _, num_all in behind.values())
+        for connection, (num_growing, num_all) in sorted(behind.items(), key=lambda item: -item[1][1]):
+            if num_growing > MAX_UNSENT_BYTES or total > MAX_UNSENT_BYTES_IN_ALL:
+                total -= num_all
+                connection.cut_off(f"was {num_all:,} bytes behind with taking its answer")
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -73,9 +73,9 @@ class Handlers:
 class HttpCounter:
     """ASGI application around another one: a dozen additions a request, and nothing an event of a stream.
 
-    The scope's `status` and `content_length` are set by whoever begins the answer (`server.request_ids`,
-    `server.errors`), `error` by whoever answers an error. `routes` are those of the application, `is_file` knows the
-    paths of the dashboard's files.
+    The scope's `wire` is the connection itself, for an answer that has begun. Its `status` and `content_length` are set
+    by whoever begins the answer (`server.request_ids`, `server.errors`), `error` by whoever answers an error. `routes`
+    are those of the application, `is_file` knows the paths of the dashboard's files.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class HttpCounter:
             await self._app(scope, receive, send)
             return
         start_ns, status = time.monotonic_ns(), LEFT
+        scope["wire"] = send
         self._counts.num_open += 1
         try:
             await self._app(scope, receive, send)

@@ -14,11 +14,12 @@ from everystop.server import answer_schemas as answers
 from everystop.server.answer_schemas import Schema
 from everystop.server.errors import Dialect
 from everystop.server.operations import JSON, OPERATIONS, WHY, Operation, Tag
+from everystop.server.paths import OPEN_PATHS, PATHS, TGI_PATHS
 
 ABOUT = """\
 An LLM inference server. Fields that are null are absent; unknown fields are refused by name. Every answer to a
 generation carries its id in the header x-request-id, which a client may set. Headers over 64 KiB get 431, requests that
-do not arrive within a minute 408, both without a body."""
+do not arrive within a minute 408, what is no HTTP 400 or 505: errors in OpenAI's shape, and the connection ends."""
 
 
 def describe(routes: Sequence[BaseRoute], *, has_keys: bool) -> dict[str, Any]:
@@ -66,17 +67,17 @@ def _file(path: str) -> Operation:
         answer={kind: {}},
         other_answers={304: "The client has it"},
         parameters={"id": "the id of an answer, or an x-request-id"} if "{id}" in path else {},
-        is_open=True,
     )
 
 
 def _operation(method: str, path: str, operation: Operation, *, has_keys: bool) -> dict[str, Any]:
-    needs_key = has_keys and not operation.is_open
+    is_file = (method, path) not in OPERATIONS
+    needs_key = has_keys and not (is_file or path in OPEN_PATHS)
     described: dict[str, Any] = {
         "operationId": _name(method, path),
         "tags": [operation.tag.value],
         "summary": operation.summary,
-        "responses": _responses(operation, 401 if needs_key else None if has_keys else 403),
+        "responses": _responses(operation, _dialects(path), 401 if needs_key else None if has_keys else 403),
     }
     if operation.parameters:
         described["parameters"] = [
@@ -96,14 +97,22 @@ def _name(method: str, path: str) -> str:
     return "_".join([method.lower(), *words])
 
 
-def _responses(operation: Operation, guard: int | None) -> dict[str, Any]:
+def _dialects(path: str) -> list[Dialect]:
+    """Whose errors a path may answer with."""
+    if path in TGI_PATHS:
+        return [Dialect.TGI]
+    may_be_tgi = any(each.may_be_tgi for each in PATHS if each.name == path)
+    return [Dialect.OPENAI, Dialect.TGI] if may_be_tgi else [Dialect.OPENAI]
+
+
+def _responses(operation: Operation, dialects: Sequence[Dialect], guard: int | None) -> dict[str, Any]:
     """By status; `guard` is the one for who may not come in, where somebody keeps the door."""
     statuses = {400, 500, *operation.errors, *(() if guard is None else (guard,))}
     responses: dict[str, Any] = {
         "200": {"description": "Success", "content": {kind: {"schema": s} for kind, s in operation.answer.items()}}
     }
     for status in sorted(statuses):
-        responses[str(status)] = _error(status, operation.dialects)
+        responses[str(status)] = _error(status, dialects)
     for status, why in operation.other_answers.items():
         content = {"content": {JSON: {"schema": answers.HEALTH}}} if status >= 400 else {}
         responses[str(status)] = {"description": why, **content}

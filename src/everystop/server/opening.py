@@ -8,7 +8,6 @@ import faulthandler
 import hashlib
 import logging
 import socket
-import ssl
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,7 +38,7 @@ from everystop.server.protocol import Accepted
 from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
-from everystop.server.tls import server_context
+from everystop.server.tls import Certificate
 from everystop.server.tracing import tracing
 from everystop.tenants import with_keys
 
@@ -60,19 +59,12 @@ def run(opening: Opening, sock: socket.socket, log: Log) -> int:
     service = Service(
         sock,
         opening.load,
+        config,
         api_keys=opening.api_keys,
         admin_keys=config.admin_key,
         tenants=opening.tenants,
-        allowed_hosts=config.allowed_host,
         tls=opening.tls,
-        shutdown_timeout_s=config.shutdown_timeout,
-        stuck_fail_s=config.stall_timeout,
-        exits_on_failure=config.on_engine_failure == "exit",
         crash_files=opening.crash_files(),
-        stats_interval_s=config.stats_interval,
-        explain_history=config.explain_history,
-        slow_log_ms=config.slow_log,
-        max_request_s=config.max_request_seconds,
         open_traces=opening.open_traces,
         on_ready=lambda model: _show(opening, log),
         say=log.say,
@@ -241,10 +233,10 @@ def fingerprint(*parts: str) -> str:
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
-def _tls_of(config: Config) -> ssl.SSLContext | None:
+def _tls_of(config: Config) -> Certificate | None:
     if config.ssl_certfile is None or config.ssl_keyfile is None:
         return None
-    return server_context(config.ssl_certfile, config.ssl_keyfile)
+    return Certificate(config.ssl_certfile, config.ssl_keyfile)
 
 
 def _target_text(config: Config) -> str:

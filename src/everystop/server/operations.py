@@ -8,9 +8,8 @@ from enum import StrEnum
 
 from everystop.server import answer_schemas as answers
 from everystop.server.answer_schemas import Schema
-from everystop.server.errors import Dialect
 from everystop.server.fields import object_schema
-from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS
+from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from everystop.server.tgi import COMPAT_FIELDS, GENERATE_FIELDS, STREAM_FIELDS
 from everystop.server.tokenize import DETOKENIZE_FIELDS, TGI_TOKENIZE_FIELDS, TOKENIZE_CHAT_FIELDS, TOKENIZE_FIELDS
 
@@ -41,8 +40,6 @@ class Operation:
     errors: tuple[int, ...] = ()
     other_answers: Mapping[int, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
-    dialects: tuple[Dialect, ...] = (Dialect.OPENAI,)
-    is_open: bool = False
 
 
 WHY: Mapping[int, str] = {
@@ -51,10 +48,10 @@ WHY: Mapping[int, str] = {
     403: "The request comes from a page of another site, or under a foreign name of this host",
     404: "No such model, request or path",
     413: "The body is too large",
-    415: "The body is compressed",
+    415: "The body is compressed, or says that it is no JSON",
     422: "The request cannot be honoured; the message says what to change",
     424: "The engine gave this request up",
-    429: "The queue is full; Retry-After says when to come back",
+    429: "There is no room for one more; Retry-After says when to come back",
     500: "The server has failed with this request",
     503: "The model is being loaded, the server drains, or the engine has failed",
     504: "The time that the request was given is over",
@@ -68,9 +65,7 @@ _STREAMED = {EVENTS: answers.EVENT}
 
 def _health(summary: str) -> Operation:
     why = "Loading, draining, stuck or failed; no more than the word is said"
-    return Operation(
-        tag=Tag.OPERATIONS, summary=summary, answer={JSON: answers.HEALTH}, other_answers={503: why}, is_open=True
-    )
+    return Operation(tag=Tag.OPERATIONS, summary=summary, answer={JSON: answers.HEALTH}, other_answers={503: why})
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -104,7 +99,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         body=object_schema(GENERATE_FIELDS, ("inputs",)),
         answer=_GENERATED,
         errors=_TGI_GENERATION,
-        dialects=(Dialect.TGI,),
     ),
     ("POST", "/generate_stream"): Operation(
         tag=Tag.TGI,
@@ -112,7 +106,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         body=object_schema(STREAM_FIELDS, ("inputs",)),
         answer=_STREAMED,
         errors=_TGI_GENERATION,
-        dialects=(Dialect.TGI,),
     ),
     ("POST", "/"): Operation(
         tag=Tag.TGI,
@@ -120,14 +113,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         body=object_schema(COMPAT_FIELDS, ("inputs",)),
         answer={JSON: answers.listed(answers.GENERATED), **_STREAMED},
         errors=_TGI_GENERATION,
-        dialects=(Dialect.TGI,),
     ),
     ("GET", "/info"): Operation(
         tag=Tag.TGI,
         summary="What is served, and its limits",
         answer={JSON: answers.INFO},
         errors=(503,),
-        dialects=(Dialect.TGI,),
     ),
     ("POST", "/tokenize"): Operation(
         tag=Tag.TOKENS,
@@ -140,15 +131,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
             ]
         },
         answer={JSON: {"anyOf": [answers.TOKENS, answers.PLACED_TOKENS]}},
-        errors=(*_BODY, 404, 422),
-        dialects=(Dialect.OPENAI, Dialect.TGI),
+        errors=(*_BODY, 404, 422, 429),
     ),
     ("POST", "/detokenize"): Operation(
         tag=Tag.TOKENS,
         summary="The text of token ids",
         body=object_schema(DETOKENIZE_FIELDS, ("tokens",)),
         answer={JSON: answers.DETOKENIZED},
-        errors=(*_BODY, 404),
+        errors=(*_BODY, 404, 429),
     ),
     ("GET", "/v1/requests/{id}"): Operation(
         tag=Tag.REQUESTS,
@@ -162,7 +152,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         summary="Why a request takes, or took, as long as it does",
         parameters={"id": "the id of an answer, or an x-request-id"},
         answer={JSON: answers.EXPLANATION},
-        errors=(404,),
+        errors=(404, 429),
     ),
     ("GET", "/health"): _health("Whether requests are taken and the engine gets on with them"),
     ("GET", "/health/ready"): _health("The same as /health"),

@@ -3,7 +3,7 @@
 A browser sends what any page tells it to, also to a server that only this machine can reach. Two ways are closed. A
 page of another origin says so in the header Origin, and is refused: it may not even make the server work. A page whose
 own name was made to mean this machine (DNS rebinding) is of the same origin, but its name is in the header Host: on a
-loopback address only names are taken that nobody can register.
+loopback address, or where hosts are allowed by name, other names are only taken if nobody can register them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")
 
 class OriginGuard:
     """ASGI middleware for servers without keys: 403 for a request that a page of another origin sent, and, where
-    `is_loopback`, for one that is not addressed to localhost, a name without dots, an address, or an allowed host.
+    `is_loopback` or there are allowed hosts, for one that is not addressed to localhost, a name without dots, an
+    address, or an allowed host.
     """
 
     def __init__(self, app: ASGIApp, allowed_hosts: Iterable[str], is_loopback: bool) -> None:
         self._app = app
         self._allowed = frozenset(host.lower().rstrip(".") for host in allowed_hosts)
-        self._is_loopback = is_loopback
+        self._knows_its_names = is_loopback or bool(self._allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._refusal(scope) if scope["type"] == "http" else None
@@ -48,8 +49,8 @@ class OriginGuard:
                     code="origin_not_allowed",
                 )
         _, port = scope.get("server") or ("", None)
-        is_reachable = self._is_loopback and port is not None  # no browser opens a UNIX socket
-        if is_reachable and not all(self._is_own(host_name(host)) for host in hosts):
+        is_checked = self._knows_its_names and port is not None  # no browser opens a UNIX socket
+        if is_checked and not all(self._is_own(host_name(host)) for host in hosts):
             return Forbidden(
                 "the Host header names a host that is not this machine; without keys only localhost and addresses are "
                 "served: start with --api-key, or with --allowed-host for that name",

@@ -178,6 +178,7 @@ def report_of(
             f"the prompts' log-probabilities would be {num:,} numbers, and at most {MAX_ENTRIES:,} are given in one "
             "answer; send fewer or shorter prompts, or ask for fewer alternatives",
             param="logprobs" if wishes.prompt_logprobs is None else "prompt_logprobs",
+            code="too_many_logprobs",
         )
     wants = wishes.echo or wishes.prompt_logprobs is not None or wishes.token_ids or wishes.names_by_id
     return PromptReport(prompts, params, wishes, texts) if wants else None

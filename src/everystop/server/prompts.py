@@ -11,7 +11,8 @@ from everystop.core.errors import RequestError
 from everystop.core.fitting import check_fits
 from everystop.core.request import SamplingParams
 from everystop.model.bad_words import bad_word_ids
-from everystop.server import protocol
+from everystop.server import json_body
+from everystop.server.field_names import in_names
 from everystop.server.protocol import Accepted, Parsed
 from everystop.server.state import ServedModel
 
@@ -35,7 +36,14 @@ def prepare(model: ServedModel, parse: Parse, body: bytes, admit: Callable[[int]
 
     `admit` hears how many sequences it asks for before any prompt is rendered or encoded, and may raise.
     """
-    parsed = parse(protocol.parse_json(body), model.accepted)
+    parsed = parse(json_body.parse_json(body), model.accepted)
+    try:
+        return _prepare(model, parsed, admit)
+    except RequestError as error:
+        raise in_names(error, parsed.names) from None
+
+
+def _prepare(model: ServedModel, parsed: Parsed, admit: Callable[[int], None]) -> Prepared:
     admit(max(1, len(parsed.prompts)) * parsed.params.n)
     prompts = encode(model, parsed)
     if not all(prompts):
@@ -57,7 +65,7 @@ def encode(model: ServedModel, parsed: Parsed) -> list[tuple[int, ...]]:
         check_length("messages", sum(len(message["content"]) for message in parsed.messages), limit)
         return [_cut(model, parsed, tuple(model.encode_chat(parsed.messages, parsed.chat)), is_text=True)]
     for prompt in parsed.prompts:
-        check_length("prompt", len(prompt), limit)
+        check_length(parsed.prompt_name, len(prompt), limit)
     add_special = parsed.add_special_tokens
     return [
         _cut(model, parsed, tuple(model.encode(prompt, add_special=add_special)), is_text=True)

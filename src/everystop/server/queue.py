@@ -25,8 +25,8 @@ FIRST_BYTES, FIRST_TOKENS = 4096, 1024  # what a body's bytes hold of tokens bef
 class QueueLimits:
     """The most that may wait without a place to run: sequences, and the tokens of their prompts."""
 
-    max_num_reqs: int = 1024
-    max_num_tokens: int = 1 << 20
+    max_num_reqs: int
+    max_num_tokens: int
 
 
 class ServiceRate:

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -17,6 +17,11 @@ from everystop.server.texts import Part, Piece, TokenInfo, token_text
 
 DONE = b"data: [DONE]\n\n"
 NO_MARKS: Mapping[str, str | None] = MappingProxyType({"system_fingerprint": None})
+
+
+def new_id(prefix: str) -> str:
+    """A name for one reply, which nobody can guess."""
+    return f"{prefix}-{secrets.token_hex(12)}"
 
 
 def usage_object(
@@ -34,8 +39,34 @@ def usage_object(
     return usage
 
 
+class Writer(Protocol):
+    """Writes one reply in one dialect, whole or as a stream: the `first_event` of each choice before its first part, an
+    `event` for each part, and what has `ended` it, or that it has `failed`.
+    """
+
+    id: str
+
+    def attach(self, beside: dict[str, Any]) -> None:
+        """Have these fields beside the choices of what is written from now on, instead of those before."""
+
+    def first_event(self, index: int) -> bytes:
+        """What opens choice `index`."""
+
+    def event(self, part: Part) -> bytes:
+        """The event of a piece or an end."""
+
+    def ended(self, usage: dict[str, Any]) -> bytes:
+        """What closes a stream after all its choices."""
+
+    def failed(self, error: Exception) -> bytes:
+        """What closes a stream that an error has ended."""
+
+    def whole(self, texts: Sequence[list[Piece]], reasons: Sequence[str], usage: dict[str, Any]) -> bytes:
+        """The body of a reply that is not streamed."""
+
+
 class ReplyWriter:
-    """One reply's id, time and model; subclasses know the shapes of chat and of completions.
+    """One of OpenAI's replies, its id, time and model; subclasses know the shapes of chat and of completions.
 
     `marks` are fields of the answer and of each of its chunks, the same from the first to the last. `report` is what
     the client wants to be told of its prompts, and of token ids.
@@ -53,7 +84,7 @@ class ReplyWriter:
         marks: Mapping[str, str | None] = NO_MARKS,
         report: PromptReport | None = None,
     ) -> None:
-        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self.id = new_id(self.prefix)
         self.created = int(time.time())
         self.model = model
         self._head = (

@@ -1,6 +1,6 @@
 """One line for each HTTP request that is over, with its numbers and the largest cause of its time; never its text.
 
-Requests are noted as they end and told a few times a second, when what the engine said of them has been taken in.
+Requests are noted when the engine has said how they ended, and told a few times a second.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop.core.durations import NS_PER_MS, NS_PER_S
 from everystop.observe.history import Answer, Client, History, Trail
-from everystop.observe.main_cause import main_cause
+from everystop.observe.life import Life
+from everystop.observe.main_cause import largest_cause, main_cause
+from everystop.observe.thread_share import ThreadShare
 from everystop.server.http_counts import LEFT
 from everystop.server.logs import Fields
+from everystop.server.paths import OPEN_PATHS
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_NS = NS_PER_S  # so long the engine may take to say how a request ended
-COST_SHARE = 0.005  # of the time of one thread, for finding causes
+COST_SHARE = 0.005  # for finding causes
 MAX_SAVED_NS = NS_PER_S // 20
 REFUSALS_PER_S = 5
 MAX_REFUSALS = 10  # in a row
 SUMMARY_NS = 10 * NS_PER_S
 MAX_PATH_CHARS = 100
-QUIET_PATHS = ("/health",)
 
 Write = Callable[[str, Fields], None]
 
@@ -69,57 +70,42 @@ class RequestLog:
 
     Each request that was computed has its line. Refusals, and clients that left before the first token, are told up to
     5 a second; the others are counted, and a line every 10 s says how many there were. The largest cause of the time is
-    worked out exactly as long as that takes no more than 0.5 % of a thread, the slowest requests first; for the others
-    it is estimated from the times of boarding, first byte and end: receive, queue, first_token, decode, or running for
-    an answer in one piece (`cause_estimated`). `cpu_ns` is the thread's clock.
+    worked out exactly within a `share` of the thread's time, 0.5 % of it unless said, the slowest requests first; for
+    the others it is estimated from the times of boarding, first byte and end: receive, queue, first_token, decode, or
+    running for an answer in one piece (`cause_estimated`).
     """
 
-    def __init__(self, history: History, write: Write, cpu_ns: Callable[[], int] = time.thread_time_ns) -> None:
+    def __init__(self, history: History, write: Write, share: ThreadShare | None = None) -> None:
         self._history = history
         self._write = write
-        self._cpu_ns = cpu_ns
-        self._ended: list[Client] = []
+        self._share = share or ThreadShare(COST_SHARE, MAX_SAVED_NS)
+        self._ended: list[tuple[Client, Life | None]] = []
         self._untold: Counter[str] = Counter()
         self._told_ns = self._ticked_ns = time.monotonic_ns()
         self._num_allowed = float(MAX_REFUSALS)
-        self._saved_ns = MAX_SAVED_NS
 
-    def note(self, client: Client) -> None:
-        """A request is over."""
-        self._ended.append(client)
+    def note(self, client: Client, life: Life | None = None) -> None:
+        """A request is over, as the engine has said; `life` where its time has been cut into pieces anyway."""
+        self._ended.append((client, life))
 
     def refused(self, refusal: Refusal) -> None:
         """A request was turned away at the edge."""
-        if not refusal.path.startswith(QUIET_PATHS) and self._may_tell(refusal.status, refusal.code):
+        if refusal.path not in OPEN_PATHS and self._may_tell(refusal.status, refusal.code):
             fields = {"method": refusal.method, "path": refusal.path, "status": refusal.status}
             named = {"client_id": refusal.given_name, "code": refusal.code}
             self._write("refused", fields | {name: value for name, value in named.items() if value})
 
-    def tick(self, now_ns: int | None = None, *, is_last: bool = False) -> None:
-        """Tell what is over; the history must have caught up. With `is_last` nothing is waited for any more."""
-        now_ns = time.monotonic_ns() if now_ns is None else now_ns
+    def tick(self, now_ns: int, *, is_last: bool = False) -> None:
+        """Tell what is over; the history must have caught up. The `is_last` call keeps nothing back."""
         elapsed_ns, self._ticked_ns = now_ns - self._ticked_ns, now_ns
         self._num_allowed = min(MAX_REFUSALS, self._num_allowed + elapsed_ns * REFUSALS_PER_S / NS_PER_S)
-        self._saved_ns = min(MAX_SAVED_NS, self._saved_ns + round(elapsed_ns * COST_SHARE))
-        ready, self._ended = self._split(now_ns, is_last)
-        exact = self._exact_causes(ready, now_ns)
-        for client in ready:
+        self._share.refill(now_ns)
+        ended, self._ended = self._ended, []
+        exact = self._exact_causes(ended, now_ns)
+        for client, _ in ended:
             self._tell(client, exact.get(client.name))
         if self._untold and (is_last or now_ns - self._told_ns >= SUMMARY_NS):
             self._summarise(now_ns)
-
-    def _split(self, now_ns: int, is_last: bool) -> tuple[list[Client], list[Client]]:
-        """Those whose end is known as well as it will be, and the others."""
-        ready: list[Client] = []
-        waiting: list[Client] = []
-        for client in self._ended:
-            is_known = is_last or now_ns - (client.delivered_ns or 0) > PATIENCE_NS or self._is_over(client)
-            (ready if is_known else waiting).append(client)
-        return ready, waiting
-
-    def _is_over(self, client: Client) -> bool:
-        trails = self._history.trails
-        return all(i not in trails or trails[i].is_over for i in client.request_ids)
 
     def _may_tell(self, status: int, code: str) -> bool:
         if self._num_allowed >= 1:
@@ -177,27 +163,27 @@ class RequestLog:
         trails = [trail for i in client.request_ids if (trail := self._history.trails.get(i)) is not None]
         return min((trail.admits[0].now_ns for trail in trails if trail.admits), default=None)
 
-    def _exact_causes(self, clients: list[Client], now_ns: int) -> dict[str, str]:
+    def _exact_causes(self, ended: list[tuple[Client, Life | None]], now_ns: int) -> dict[str, str]:
         """The cause by the name of the request, as far as there is time for that."""
         found = {}
-        for client in sorted(clients, key=_took_ns, reverse=True):
-            if self._saved_ns <= 0:
+        for client, life in sorted(ended, key=lambda each: _took_ns(each[0]), reverse=True):
+            if not self._share.has_time:
                 break
-            began_ns = self._cpu_ns()
-            cause = self._exact_cause(client, now_ns)
+            with self._share.paid():
+                cause = self._exact_cause(client, life, now_ns)
             if cause is not None:
                 found[client.name] = cause
-            self._saved_ns -= self._cpu_ns() - began_ns
         return found
 
-    def _exact_cause(self, client: Client, now_ns: int) -> str | None:
+    def _exact_cause(self, client: Client, life: Life | None, now_ns: int) -> str | None:
         """Of the sequence that ended last."""
         trails = [self._history.trails.get(i) for i in client.request_ids]
         known = [trail for trail in trails if trail is not None and trail.since_ns]
         if len(known) < len(trails):
             return None
         try:
-            cause = main_cause(self._history, max(known, key=_end_ns), now_ns)
+            last = max(known, key=_end_ns)
+            cause = main_cause(self._history, last, now_ns) if life is None else largest_cause(life)
         except Exception:
             logger.exception("the cause of a request's time could not be worked out; serving goes on")
             return None

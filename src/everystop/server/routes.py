@@ -23,22 +23,25 @@ from everystop.core.errors import EverystopError, RequestError
 from everystop.keys import KeyHash
 from everystop.observe.history import Client
 from everystop.observe.prometheus import render
-from everystop.server import protocol, tgi
+from everystop.server import bodies, protocol, tgi
+from everystop.server.aside import Aside
 from everystop.server.auth import KeyGuard
 from everystop.server.board import Generation, MakeChoice
+from everystop.server.bodies import Bodies, read_body
 from everystop.server.deadline import Deadline
 from everystop.server.doorman import Doorman
 from everystop.server.edge_metrics import edge_sheets
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
-from everystop.server.http import Bodies, read_body
+from everystop.server.field_names import in_names
 from everystop.server.http_counts import HttpCounter
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams
 from everystop.server.origins import OriginGuard
+from everystop.server.paths import GENERATIONS, PATHS
 from everystop.server.prompt_report import PromptReport, report_of
 from everystop.server.prompts import INLINE_BYTES, PREPARE_WORKERS, Parse, Prepared, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
-from everystop.server.replies import ChatWriter, CompletionWriter, ReplyWriter
+from everystop.server.replies import ChatWriter, CompletionWriter, Writer
 from everystop.server.request_ids import RequestIds
 from everystop.server.request_log import RefusalWatch
 from everystop.server.state import ServerState
@@ -50,10 +53,9 @@ from everystop.server.tgi_texts import TgiText
 from everystop.server.tokenize import TokenPaths
 from everystop.server.tracing import trace_context
 from everystop.server.ui import Ui
+from everystop.server.unsent import WholeResponse
 from everystop.server.visibility import Viewer, caller_of, callers, salt_of
 from everystop.tenants import Tenants
-
-GENERATIONS = frozenset({"/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream", "/"})
 
 
 def make_app(
@@ -69,34 +71,12 @@ def make_app(
     """
     tenants = tenants or Tenants()
     endpoints, ui = Endpoints(state, tenants), Ui()
-    tokens = endpoints.tokens
     known = callers(api_keys, admin_keys, tenants)
     guards = [Middleware(KeyGuard, callers=known, is_open=ui.is_open)]
     if not known:
         guards.append(Middleware(OriginGuard, allowed_hosts=allowed_hosts, is_loopback=state.is_loopback))
     app = Starlette(
-        routes=[
-            Route("/health", endpoints.health, methods=["GET"]),
-            Route("/health/ready", endpoints.health, methods=["GET"]),
-            Route("/health/live", endpoints.health_live, methods=["GET"]),
-            Route("/version", endpoints.version, methods=["GET"]),
-            Route("/metrics", endpoints.metrics, methods=["GET"]),
-            Route("/v1/models", endpoints.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
-            Route("/v1/completions", endpoints.completions, methods=["POST"]),
-            Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
-            Route("/tokenize", tokens.tokenize, methods=["POST"]),
-            Route("/detokenize", tokens.detokenize, methods=["POST"]),
-            Route("/generate", endpoints.generate, methods=["POST"]),
-            Route("/generate_stream", endpoints.generate_stream, methods=["POST"]),
-            Route("/", endpoints.generate_either, methods=["POST"]),
-            Route("/info", endpoints.info, methods=["GET"]),
-            Route("/openapi.json", endpoints.openapi, methods=["GET"]),
-            Route("/v1/requests/{id:path}/explain", endpoints.explain, methods=["GET"]),
-            Route("/v1/requests/{id:path}", endpoints.request, methods=["GET"]),
-            Route("/ui/stream", endpoints.live, methods=["GET"]),
-            *ui.routes(),
-        ],
+        routes=[*_routes(endpoints), *ui.routes()],
         middleware=[
             Middleware(RefusalWatch, refused=state.refused),
             Middleware(RequestIds),
@@ -114,17 +94,44 @@ def make_app(
     return HttpCounter(app, state.http, app.routes, ui.is_file)
 
 
+def _routes(endpoints: Endpoints) -> list[Route]:
+    """Who answers at each of `PATHS`."""
+    answering: dict[str, Callable[[Request], Any]] = {
+        "/health": endpoints.health,
+        "/health/ready": endpoints.health,
+        "/health/live": endpoints.health_live,
+        "/version": endpoints.version,
+        "/metrics": endpoints.metrics,
+        "/v1/models": endpoints.models,
+        "/v1/models/{name}": endpoints.model,
+        "/v1/completions": endpoints.completions,
+        "/v1/chat/completions": endpoints.chat,
+        "/tokenize": endpoints.tokens.tokenize,
+        "/detokenize": endpoints.tokens.detokenize,
+        "/generate": endpoints.generate,
+        "/generate_stream": endpoints.generate_stream,
+        "/": endpoints.generate_either,
+        "/info": endpoints.info,
+        "/openapi.json": endpoints.openapi,
+        "/v1/requests/{id}/explain": endpoints.explain,
+        "/v1/requests/{id}": endpoints.request,
+        "/ui/stream": endpoints.live,
+    }
+    return [Route(path.pattern, answering[path.name], methods=[path.method]) for path in PATHS]
+
+
 class Endpoints:
     """One method a path."""
 
     def __init__(self, state: ServerState, tenants: Tenants) -> None:
         self._state = state
         self._tenants = tenants
-        self._bodies = Bodies()
+        self._bodies = Bodies(bodies.MAX_BODIES_BYTES)
         self._streams = LiveStreams(state)
         self._workers = ThreadPoolExecutor(PREPARE_WORKERS, "everystop-prepare")
+        self._aside = Aside()
         self._description: bytes | None = None
-        self.tokens = TokenPaths(state, self._bodies, self._workers)
+        self.tokens = TokenPaths(state, self._aside)
 
     async def health(self, _request: Request) -> Response:
         """200 while requests are taken and the engine gets on with them, else 503; the same as `/health/ready`."""
@@ -141,13 +148,15 @@ class Endpoints:
         return _json({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus' text format; empty before the model is there. A tenant's key shows no other tenant's figures."""
+        """Prometheus' text format; empty before the model is there. Of figures by tenant a key shows those of its own
+        tenant alone, an administrator's all.
+        """
         metrics, text = self._state.metrics, b""
         if metrics is not None:
-            tenant = caller_of(request.scope).tenant
+            caller = caller_of(request.scope)
             name, sheets = self._state.model.accepted.model_names[0], edge_sheets(self._state)
-            text = render(metrics, name, only_tenant=tenant, sheets=sheets)
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+            text = render(metrics, name, only_tenant=None if caller.sees_all else caller.tenant, sheets=sheets)
+        return WholeResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, _request: Request) -> Response:
         """The served names."""
@@ -199,23 +208,31 @@ class Endpoints:
 
             has_keys = "caller" in request.scope
             self._description = msgspec.json.encode(describe(request.app.routes, has_keys=has_keys))
-        return Response(self._description, media_type="application/json")
+        return WholeResponse(self._description, media_type="application/json")
 
     async def live(self, request: Request) -> ASGIApp:
         """What happens in the engine, as it happens, and as far as the caller may see."""
         return self._streams.open(Viewer(self._state.history, caller_of(request.scope)))
 
     async def _complete(self, request: Request, parse: Parse) -> ASGIApp:
-        model, queue = self._state.model, self._state.board.queue
+        queue = self._state.board.queue
         with self._bodies.room() as take_room:
             body = await read_body(request, take_room)
             read_ns = request.scope.get("received_ns") or time.monotonic_ns()
             queue.check_bytes(len(body), time.monotonic_ns())
-            parsed, prompts, params = await self._prepare(request, parse, body)
-        queue.note_counted(len(body), sum(map(len, prompts)))
-        deadline = Deadline.of(read_ns, parsed.timeout_s, self._state.max_request_s)
+            prepared = await self._prepare(request, parse, body)
+        queue.note_counted(len(body), sum(map(len, prepared.prompts)))
+        deadline = Deadline.of(read_ns, prepared.parsed.timeout_s, self._state.max_request_s)
         if deadline is not None:
             deadline.check()
+        try:
+            return self._open(request, prepared, read_ns, deadline)
+        except RequestError as error:
+            raise in_names(error, prepared.parsed.names) from None
+
+    def _open(self, request: Request, prepared: Prepared, read_ns: int, deadline: Deadline | None) -> ASGIApp:
+        """Hand the request to the engine; returns what answers it."""
+        model, (parsed, prompts, params) = self._state.model, prepared
         report, tenant = report_of(prompts, params, parsed.wishes, model.texts), self._tenant_of(request, parsed)
         generation = self._state.board.open(
             prompts,
@@ -235,7 +252,7 @@ class Endpoints:
         request.scope["answered_client"] = client
         self._state.came(client)
         reply = StreamReply if parsed.stream else WholeReply
-        return reply(self._state, generation, client, writer, params.n, parsed.wishes, deadline)
+        return reply(self._state, generation, client, writer, params.n, parsed.wishes, deadline, parsed.names)
 
     async def _prepare(self, request: Request, parse: Parse, body: bytes) -> Prepared:
         """What a body asks for, with its prompts as token ids; a large one is worked on in a thread, and has its place
@@ -256,8 +273,7 @@ class Endpoints:
     async def explain(self, request: Request) -> Response:
         """Why a request takes, or took, as long as it does."""
         explanation = self._inquiry(request).explain(request.path_params["id"])
-        encoding = asyncio.get_running_loop().run_in_executor(self._workers, lambda: _json(explanation.as_data()))
-        return await encoding
+        return await self._aside.run(request.scope, lambda: _json(explanation.as_data()))
 
     async def request(self, request: Request) -> Response:
         """Where a request stands, and while it waits, for what."""
@@ -270,10 +286,13 @@ class Endpoints:
     def _tenant_of(self, request: Request, parsed: Parsed) -> str:
         """Whose request it is: the key says, else the header and then the body where the server believes them."""
         header = self._tenants.header
-        named = request.headers.get(header, "") if header else ""
-        if len(named) > MAX_USER_CHARS:
-            raise RequestError(f"the header {header} has {len(named):,} characters; at most {MAX_USER_CHARS} are taken")
-        return caller_of(request.scope).tenant or named or parsed.user
+        names = request.headers.getlist(header) if header else []
+        if len(names) > 1:
+            raise RequestError(f"{len(names)} headers {header} came with the request; send one", code="invalid_value")
+        if names and len(names[0]) > MAX_USER_CHARS:
+            message = f"the header {header} has {len(names[0]):,} characters; at most {MAX_USER_CHARS} are taken"
+            raise RequestError(message, code="invalid_value")
+        return caller_of(request.scope).tenant or "".join(names) or parsed.user
 
 
 class Visit:
@@ -313,9 +332,9 @@ def _choices_of(parsed: Parsed, report: PromptReport | None) -> MakeChoice:
     return ChoiceText if report is None else report.make_choice
 
 
-def _writer(parsed: Parsed, generation: Generation, fingerprint: str | None) -> ReplyWriter:
+def _writer(parsed: Parsed, generation: Generation, fingerprint: str | None) -> Writer:
     if isinstance(parsed, TgiParsed):
-        return TgiWriter(parsed.model, parsed.tgi, generation)
+        return TgiWriter(parsed.tgi, generation)
     logprobs = parsed.params.logprobs
     marks = {"system_fingerprint": fingerprint, **({"service_tier": "default"} if parsed.wishes.tier else {})}
     options: dict[str, Any] = {"include_usage": parsed.wishes.usage, "marks": marks, "report": generation.report}
@@ -325,4 +344,4 @@ def _writer(parsed: Parsed, generation: Generation, fingerprint: str | None) -> 
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return WholeResponse(msgspec.json.encode(value), status, media_type="application/json")

@@ -8,26 +8,28 @@ import gc
 import logging
 import signal
 import socket
-import ssl
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from everystop.config import Config
 from everystop.core.errors import Draining, EngineDead
 from everystop.keys import KeyHash
-from everystop.observe.aftermath import COST_SHARE, TRACED_COST_SHARE, Aftermath
-from everystop.observe.history import DEFAULT_FINISHED, History
+from everystop.observe.aftermath import COST_SHARE, MAX_SAVED_NS, TRACED_COST_SHARE, Aftermath
+from everystop.observe.history import History
 from everystop.observe.stats import StatusLine
+from everystop.observe.thread_share import ThreadShare
 from everystop.server.crash_file import CrashFiles
 from everystop.server.http import HttpServer
 from everystop.server.listener import is_loopback
 from everystop.server.request_log import RequestLog, Write
 from everystop.server.routes import make_app
 from everystop.server.slow_log import SlowLog
-from everystop.server.state import ENGINE_FAILED, STALL_TIMEOUT_S, Phase, ServedModel, ServerState
+from everystop.server.state import ENGINE_FAILED, Phase, ServedModel, ServerState
 from everystop.server.supervisor import Supervisor
+from everystop.server.tls import Certificate
 from everystop.server.tracing import Tracer
 from everystop.server.watchdog import Watchdog
 from everystop.tenants import Tenants
@@ -36,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
 TICK_S = 0.25
-LATE_S = 0.5
 POLL_S = 0.02
 LAST_WORDS_S = 2.0
 T = TypeVar("T")
@@ -45,65 +46,60 @@ T = TypeVar("T")
 class Service:
     """Serves on a listening socket from the first moment; `load` runs in a thread and brings the model.
 
-    `say` prints lines for the operator, and `log_request` the fields of a line about a request. After `stuck_fail_s`
-    with work and without a finished step those who wait get an error, and a crash file is written. `run` returns the
-    exit code: 0 after a drain, 1 when the engine had failed, which ends it at once where it `exits_on_failure`.
+    `say` prints lines for the operator, and `log_request` the fields of a line about a request. `run` returns the exit
+    code: 0 after a drain, 1 when the engine had failed.
     """
 
     def __init__(
         self,
         sock: socket.socket,
         load: Callable[[], ServedModel],
+        config: Config,
         *,
         api_keys: Sequence[KeyHash | str] = (),
         admin_keys: Sequence[KeyHash | str] = (),
         tenants: Tenants | None = None,
-        allowed_hosts: Sequence[str] = (),
-        tls: ssl.SSLContext | None = None,
-        explain_history: int = DEFAULT_FINISHED,
-        slow_log_ms: float | None = None,
-        max_request_s: float | None = None,
+        tls: Certificate | None = None,
         open_traces: Callable[[History], Tracer] | None = None,
-        shutdown_timeout_s: float = 30.0,
-        stats_interval_s: float = 10.0,
-        stuck_fail_s: float = STALL_TIMEOUT_S,
-        exits_on_failure: bool = False,
         crash_files: CrashFiles | None = None,
         log_request: Write | None = None,
         on_ready: Callable[[ServedModel], None] = lambda model: None,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
-        self.state = ServerState(History(num_finished=explain_history))
+        history = History(num_finished=config.explain_history)
+        self.state = ServerState(history, config.stall_timeout)
         self.state.is_loopback = is_loopback(sock)
-        self.state.max_request_s = max_request_s
+        self.state.max_request_s = config.max_request_seconds
         self._sock = sock
         self._load = load
-        app = make_app(self.state, api_keys, tenants, admin_keys=admin_keys, allowed_hosts=allowed_hosts)
-        self._http = HttpServer(app, tls)
-        self._shutdown_timeout_s = shutdown_timeout_s
-        self._stats_interval_s = stats_interval_s
-        self.state.stall_timeout_s = stuck_fail_s
-        self._exits_on_failure = exits_on_failure
+        self._config = config
+        app = make_app(self.state, api_keys, tenants, admin_keys=admin_keys, allowed_hosts=config.allowed_host)
+        self._tls = tls
+        self._http = HttpServer(app, None if tls is None else tls.context)
         self._on_ready = _unless_closed(on_ready)
         self._say = _unless_closed(say)
-        self._slow_log = None if slow_log_ms is None else SlowLog(self.state.history, slow_log_ms, self._say)
-        if self._slow_log is not None:
-            self.state.on_done.append(self._slow_log.note)
-        share = COST_SHARE if open_traces is None else TRACED_COST_SHARE
-        self._aftermath = Aftermath(self.state.history, cost_share=share)
+        share = ThreadShare(COST_SHARE if open_traces is None else TRACED_COST_SHARE, MAX_SAVED_NS)
+        self._aftermath = Aftermath(history, share)
         self.state.on_done.append(self._aftermath.note)
-        self._traces = None if open_traces is None else open_traces(self.state.history)
-        if self._traces is not None:
-            self.state.trace_headers = self._traces.headers
-            self._aftermath.on_life.append(self._traces.note)
-        self._request_log = None if log_request is None else RequestLog(self.state.history, log_request)
-        if self._request_log is not None:
-            self.state.on_done.append(self._request_log.note)
-            self.state.on_refused.append(self._request_log.refused)
+        self._traces = None if open_traces is None else open_traces(history)
+        self._slow_log = None if config.slow_log is None else SlowLog(history, config.slow_log, self._say)
+        self._request_log = None if log_request is None else RequestLog(history, log_request)
+        self._listen_to_ends()
         self._supervisor = Supervisor()
         self._watchdog = Watchdog(self.state, crash_files, when_live=lambda: self._supervisor.tell("WATCHDOG=1"))
         self._signals = 0
         self._signalled: asyncio.Event
+
+    def _listen_to_ends(self) -> None:
+        """Have those told who say or export how requests went."""
+        if self._traces is not None:
+            self.state.trace_headers = self._traces.headers
+            self._aftermath.on_life.append(self._traces.note)
+        if self._slow_log is not None:
+            self._aftermath.on_life.append(self._slow_log.note)
+        if self._request_log is not None:
+            self._aftermath.on_life.append(self._request_log.note)
+            self.state.on_refused.append(self._request_log.refused)
 
     async def run(self) -> int:
         """Serve until a signal, or until loading fails, whose error is raised."""
@@ -111,6 +107,7 @@ class Service:
         self._signalled = asyncio.Event()
         self._handle_signals()
         self._watchdog.start(asyncio.get_running_loop())
+        watching = None if self._tls is None else asyncio.create_task(self._tls.watch(self._say))
         http = asyncio.create_task(self._http.serve(sockets=[self._sock]))
         loading = self._start_loading()
         stopped = asyncio.create_task(self._signalled.wait())
@@ -128,6 +125,8 @@ class Service:
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
         stopped.cancel()
+        if watching is not None:
+            watching.cancel()
         if loading.done():
             loading.result()
         return 1 if failed else 0
@@ -187,13 +186,14 @@ class Service:
         """The engine's thread has died: end everybody, then the process, or stay up with 503 until a restart."""
         self.state.error = error
         self.state.phase = Phase.FAILED
-        then = "the server ends" if self._exits_on_failure else "/health answers 503 until a restart"
+        ends = self._config.on_engine_failure == "exit"
+        then = "the server ends" if ends else "/health answers 503 until a restart"
         self._say(f"the engine has failed ({type(error).__name__}: {error}): {then}")
         self._watchdog.engine_failed(error)
         self.state.board.fail_all(EngineDead(ENGINE_FAILED))
         if self.state.metrics is not None:
             self.state.metrics.forget_running()
-        if self._exits_on_failure:
+        if ends:
             self._signalled.set()
 
     async def _tick(self) -> None:
@@ -201,42 +201,41 @@ class Service:
         too much waits.
         """
         status: StatusLine | None = None
-        next_line_s = 0.0
-        was_stopped = False
+        next_line_s, interval_s = 0.0, self._config.stats_interval
         while True:
-            self._watchdog.beat()
+            self.state.stall_clock.turn()
             self._look()
-            if not was_stopped:
-                self._end_the_stuck()
+            self._end_the_stuck()
             metrics, now_s = self.state.metrics, time.monotonic()
             if metrics is not None:
-                self.state.board.cut_off_laggards()
+                self._http.cut_off_laggards()
             if metrics is not None and status is None:
-                status, next_line_s = StatusLine(metrics, now_s), now_s + self._stats_interval_s
-            if status is not None and self._stats_interval_s > 0 and now_s >= next_line_s:
-                next_line_s = now_s + self._stats_interval_s
+                status, next_line_s = StatusLine(metrics, now_s), now_s + interval_s
+            if status is not None and interval_s > 0 and now_s >= next_line_s:
+                next_line_s = now_s + interval_s
                 line = status.next(now_s)
                 if line is not None:
                     self._say(line)
             await asyncio.sleep(TICK_S)
-            was_stopped = time.monotonic() - now_s > TICK_S + LATE_S  # such as by SIGSTOP: nobody could get on
 
     def _end_the_stuck(self) -> None:
-        silent_s = self.state.silent_s()
-        if silent_s > self.state.stall_timeout_s:
-            self.state.board.fail_all(EngineDead(f"the engine has not finished a step for {silent_s:.0f} s"))
+        clock = self.state.stall_clock
+        if clock.is_engine_stalled:
+            error = EngineDead(f"the engine has not finished a step for {clock.engine_silent_s:.0f} s")
+            self.state.board.fail_all(error)
 
     def _look(self, *, is_last: bool = False) -> None:
         """Take in what has happened, and say what was slow, what is over and where its time went."""
+        now_ns = time.monotonic_ns()
         try:
             if self.state.metrics is not None:
                 self.state.metrics.catch_up()
             self.state.history.catch_up()
-            self._aftermath.tick(time.monotonic_ns(), is_last=is_last)
+            self._aftermath.tick(now_ns, is_last=is_last)
             if self._slow_log is not None:
-                self._slow_log.tick()
+                self._slow_log.tick(now_ns)
             if self._request_log is not None:
-                self._request_log.tick(is_last=is_last)
+                self._request_log.tick(now_ns, is_last=is_last)
         except Exception:
             logger.exception("events could not be counted; serving goes on")
 
@@ -246,8 +245,8 @@ class Service:
         self._supervisor.tell("STOPPING=1")
         if state.phase is Phase.READY:
             state.phase = Phase.DRAINING
-            self._say(f"draining; open requests: {state.num_open}, time to finish: {self._shutdown_timeout_s:g} s")
-        timeout_s = self._shutdown_timeout_s if state.phase is Phase.DRAINING else LAST_WORDS_S
+            self._say(f"draining; open requests: {state.num_open}, time to finish: {self._config.shutdown_timeout:g} s")
+        timeout_s = self._config.shutdown_timeout if state.phase is Phase.DRAINING else LAST_WORDS_S
         deadline_s = time.monotonic() + timeout_s
         while state.num_open and self._signals < 2 and time.monotonic() < deadline_s:
             await asyncio.sleep(POLL_S)

@@ -3,77 +3,89 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from everystop.core.durations import NS_PER_MS, NS_PER_S
-from everystop.observe.explain import tell
+from everystop.observe.explain import tell, tell_life
 from everystop.observe.history import Client, History
+from everystop.observe.life import Life
+from everystop.observe.thread_share import ThreadShare
 from everystop.server.visibility import Viewer
 
 logger = logging.getLogger(__name__)
 
 MAX_LINES = 5
-COST_SHARE = 0.01  # of the time of one thread
+COST_SHARE = 0.01
 MAX_SAVED_NS = NS_PER_S // 10
+
+
+class Slow(NamedTuple):
+    """A slow request; `life` where its time has been cut into pieces anyway."""
+
+    took_ns: int
+    client: Client
+    life: Life | None
 
 
 class SlowLog:
     """Requests that took longer than `threshold_ms` from the last byte received to the last byte sent.
 
-    `note` hears of every request that is over and costs a comparison. `tick`, called a few times a second, says why,
-    for at most 5 requests a call, the slowest, and only as long as that has not cost more than 1 % of the time since
-    the start, of which at most 100 ms are saved up; the others are counted. There is no text of a prompt or an answer
-    in it.
+    `note` hears of every request that is over, and costs a comparison. `tick`, called a few times a second, says why,
+    for at most 5 requests a call, the slowest, and only within a `share` of the thread's time, 1 % of it unless said;
+    the others are counted. There is no text of a prompt or an answer in it.
     """
 
-    def __init__(self, history: History, threshold_ms: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, history: History, threshold_ms: float, say: Callable[[str], None], share: ThreadShare | None = None
+    ) -> None:
         self._history = history
         self._threshold_ns = round(threshold_ms * NS_PER_MS)
         self._say = say
-        self._slow: list[tuple[int, Client]] = []
+        self._share = share or ThreadShare(COST_SHARE, MAX_SAVED_NS)
+        self._slow: list[Slow] = []
         self._num_more = 0
-        self._saved_ns = MAX_SAVED_NS
-        self._ticked_ns = time.monotonic_ns()
 
-    def note(self, client: Client) -> None:
+    def note(self, client: Client, life: Life | None = None) -> None:
         """A request is over."""
         assert client.delivered_ns is not None
         took_ns = client.delivered_ns - client.received_ns
         if took_ns <= self._threshold_ns:
             return
-        self._slow.append((took_ns, client))
+        self._slow.append(Slow(took_ns, client, life))
         if len(self._slow) > MAX_LINES:
-            self._slow.remove(min(self._slow, key=lambda slow: slow[0]))
+            self._slow.remove(min(self._slow, key=lambda slow: slow.took_ns))
             self._num_more += 1
 
-    def tick(self) -> None:
+    def tick(self, now_ns: int) -> None:
         """Say what has been noted since the last time; the history must have caught up."""
-        now_ns = time.monotonic_ns()
-        self._saved_ns = min(MAX_SAVED_NS, self._saved_ns + round((now_ns - self._ticked_ns) * COST_SHARE))
-        self._ticked_ns = now_ns
-        slow, self._slow = sorted(self._slow, key=lambda slow: -slow[0]), []
+        self._share.refill(now_ns)
+        noted, self._slow = sorted(self._slow, key=lambda slow: -slow.took_ns), []
         num_more, self._num_more = self._num_more, 0
-        for took_ns, client in slow:
-            if self._saved_ns > 0:
-                self._explain(took_ns, client)
+        for slow in noted:
+            if self._share.has_time:
+                with self._share.paid():
+                    self._explain(slow, now_ns)
             else:
                 num_more += 1
         if num_more:
             self._say(f"slow requests beside these: {num_more}, each above {self._threshold_ns / NS_PER_MS:g} ms")
 
-    def _explain(self, took_ns: int, client: Client) -> None:
-        began_ns = time.thread_time_ns()
+    def _explain(self, slow: Slow, now_ns: int) -> None:
+        client = slow.client
         name = client.name if not client.given_name else f"{client.name} ({client.given_name})"
-        self._say(f"slow request {name}, {took_ns / NS_PER_S:.2f} s: {self._sentence(client)}")
-        self._saved_ns -= time.thread_time_ns() - began_ns
+        self._say(f"slow request {name}, {slow.took_ns / NS_PER_S:.2f} s: {self._sentence(slow, now_ns)}")
 
-    def _sentence(self, client: Client) -> str:
-        if any(request_id not in self._history.trails for request_id in client.request_ids):
+    def _sentence(self, slow: Slow, now_ns: int) -> str:
+        history, request_ids = self._history, slow.client.request_ids
+        if any(request_id not in history.trails for request_id in request_ids):
             return "it is already forgotten; raise --explain-history"
         try:
-            name_of = Viewer(self._history).name_of
-            told = tell(self._history, client.request_ids, now_ns=time.monotonic_ns(), name_of=name_of)
+            name_of = Viewer(history).name_of
+            if slow.life is not None:
+                told = tell_life(history, slow.life, name_of=name_of)
+            else:
+                told = tell(history, request_ids, now_ns=now_ns, name_of=name_of)
         except Exception:
             logger.exception("a slow request could not be explained; serving goes on")
             return "it could not be explained"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from everystop.core.durations import NS_PER_S
 from everystop.core.errors import Draining, EngineDead
 from everystop.core.events import Event
 from everystop.engine.messages import StepOutput
@@ -23,12 +23,11 @@ from everystop.server.http_counts import HttpCounts
 from everystop.server.protocol import Accepted
 from everystop.server.queue import Queue, QueueLimits
 from everystop.server.request_log import Refusal
+from everystop.server.stall_clock import StallClock
 from everystop.server.texts import Texts
 
 logger = logging.getLogger(__name__)
 
-STUCK_HEALTH_S = 4.0
-STALL_TIMEOUT_S = 30.0
 LOADING = "the model is being loaded; try again in a moment"
 ENGINE_FAILED = "the engine has failed; the server must be restarted"
 
@@ -95,8 +94,8 @@ class ServedModel:
     encode_chat: EncodeChat
     limits: EngineLimits
     num_blocks: int
+    queue: QueueLimits
     fingerprint: str | None = None
-    queue: QueueLimits = field(default_factory=QueueLimits)
     tenant_names: tuple[str, ...] = ()
     on_answered: Callable[[Client], None] | None = None
     is_chat_slow: Callable[[], bool] = lambda: False
@@ -121,14 +120,14 @@ class ServerState:
     and `on_refused` of those that were turned away at the edge.
 
     With a `history` requests are remembered in it, and without one not at all. `is_ending` tells that nobody is waited
-    for any more, `is_loopback` that only this machine can reach the server. After `stall_timeout_s` with work and
-    without a finished step only a new process is expected to help. No request may take longer than `max_request_s`.
+    for any more, `is_loopback` that only this machine can reach the server. No request may take longer than
+    `max_request_s`.
     """
 
-    def __init__(self, history: History | None = None) -> None:
+    def __init__(self, history: History | None = None, stall_timeout_s: float = math.inf) -> None:
         self.is_ending = False
         self.is_loopback = False
-        self.stall_timeout_s = STALL_TIMEOUT_S
+        self.stall_clock = StallClock(stall_timeout_s)
         self.max_request_s: float | None = None
         self.phase = Phase.LOADING
         self.error: BaseException | None = None
@@ -147,6 +146,7 @@ class ServerState:
     def open(self, model: ServedModel) -> None:
         """The model is there."""
         self._model = model
+        self.stall_clock.engine = model.engine
         if model.on_answered is not None:
             self.on_done.append(model.on_answered)
         self._board = Board(model.engine, model.texts, Queue(model.queue, model.limits.max_num_seqs))
@@ -229,17 +229,11 @@ class ServerState:
         finally:
             self.num_open -= 1
 
-    def silent_s(self) -> float:
-        """How long there has been work and no step has come back, in seconds; may be called from any thread."""
-        if self._model is None:
-            return 0.0
-        return self._model.engine.stalled_ns(time.monotonic_ns()) / NS_PER_S
-
     def health(self) -> tuple[int, str]:
         """HTTP status and word: whether requests should be sent here now."""
         if self.phase is not Phase.READY:
             return 503, self.phase.value
-        if self.silent_s() > min(STUCK_HEALTH_S, self.stall_timeout_s):
+        if self.stall_clock.is_engine_late:
             return 503, "stuck"
         return 200, "ok"
 
@@ -247,6 +241,6 @@ class ServerState:
         """HTTP status and word: whether this process gets on, or must be replaced; may be called from any thread."""
         if self.phase is Phase.FAILED:
             return 503, self.phase.value
-        if self.silent_s() > self.stall_timeout_s:
+        if self.stall_clock.is_engine_stalled:
             return 503, "stuck"
         return 200, "ok" if self.phase is Phase.READY else self.phase.value

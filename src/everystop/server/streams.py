@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -17,16 +18,19 @@ from everystop.observe.request_clock import RequestClock, RequestTimes
 from everystop.server.board import Generation
 from everystop.server.deadline import Deadline
 from everystop.server.errors import ClientGone, SlowReader, TimedOut, code_of, dialect_of, failure_response
+from everystop.server.field_names import in_names
 from everystop.server.inquiry import progress_line
-from everystop.server.replies import ReplyWriter, usage_object
+from everystop.server.replies import Writer, usage_object
 from everystop.server.state import ServerState
 from everystop.server.texts import Gathering, Part, Piece
 from everystop.server.times import metrics_object, timings_object
+from everystop.server.unsent import send_body, unsent_of
 from everystop.server.wishes import NO_WISHES, Wishes
 
 logger = logging.getLogger(__name__)
 
 PROGRESS_S = 1.0
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -38,7 +42,8 @@ JSON_HEADERS = [(b"content-type", b"application/json")]
 class Reply:
     """An ASGI response that serves a generation; whatever ends it, the generation is closed and its blocks go back.
 
-    It notes in `client` when bytes were given to the socket. With a `deadline` the generation ends there.
+    It notes in `client` when bytes were given to the socket. With a `deadline` the generation ends there. Errors call
+    fields by `names`.
     """
 
     is_streamed = False
@@ -48,12 +53,14 @@ class Reply:
         state: ServerState,
         generation: Generation,
         client: Client,
-        writer: ReplyWriter,
+        writer: Writer,
         num_choices: int,
         wishes: Wishes = NO_WISHES,
         deadline: Deadline | None = None,
+        names: Mapping[str, str] = NO_NAMES,
     ) -> None:
         self._state = state
+        self._names = names
         self._deadline = deadline
         self._board = state.board
         self._generation = generation
@@ -71,7 +78,6 @@ class Reply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch(scope, receive))
         timer = self._start_timer()
-        self._generation.cut_off = scope.get("abort", self._generation.cut_off)
         try:
             await self._answer(scope, receive, send)
         except ClientGone:
@@ -110,18 +116,18 @@ class Reply:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._send(send)
+            await self._send(scope, send)
         except ClientGone:
             raise
         except Exception as error:
             if self._started:
                 raise
-            response = failure_response(error, dialect_of(scope))
+            response = failure_response(in_names(error, self._names), dialect_of(scope))
             self._status, self._error_code = response.status_code, code_of(error)
             await response(scope, receive, send)
         self._note_end()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, scope: Scope, send: Send) -> None:
         raise NotImplementedError
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
@@ -166,7 +172,14 @@ class Reply:
 class WholeReply(Reply):
     """One JSON body once all choices have ended."""
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, scope: Scope, send: Send) -> None:
+        body = await self._written()
+        await self._start(send, [*JSON_HEADERS, (b"content-length", b"%d" % len(body))])
+        self._note_first()
+        await send_body(scope, send, body)
+
+    async def _written(self) -> bytes:
+        """The body, of which nothing but itself is kept."""
         texts: list[list[Piece]] = [[] for _ in self._generation.choices]
         while self._generation.num_unfinished:
             for part in await self._board.parts(self._generation):
@@ -176,17 +189,14 @@ class WholeReply(Reply):
         self._attach_times()
         write = partial(self._writer.whole, texts, reasons, self._usage())
         report = self._generation.report
-        body = await asyncio.to_thread(write) if report is not None and report.is_large else write()
-        await self._start(send, [*JSON_HEADERS, (b"content-length", b"%d" % len(body))])
-        self._note_first()
-        await send({"type": "http.response.body", "body": body})
+        return await asyncio.to_thread(write) if report is not None and report.is_large else write()
 
 
 class StreamReply(Reply):
     """Server-sent events, one a piece. It begins with the first output, so what the engine refuses is a plain 400.
 
     A client that wishes to be told of progress may get comments before, which say how the request waits; then a refusal
-    is an event.
+    is an event. Once the answer has begun, events go straight to the connection, past whoever only looks at its head.
     """
 
     is_streamed = True
@@ -196,9 +206,11 @@ class StreamReply(Reply):
         self._num_output = 0  # tokens of the choices as far as chunks have told of them
         self._counted: dict[int, int] = {}
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, scope: Scope, send: Send) -> None:
+        unsent_of(scope).growing = self._generation.num_pending_bytes
+        wire: Send = scope.get("wire", send)
         try:
-            await self._stream(send)
+            await self._stream(send, wire)
         except ClientGone:
             raise
         except Exception as error:
@@ -207,14 +219,9 @@ class StreamReply(Reply):
             if not isinstance(error, EverystopError):
                 logger.error("unforeseen error in a stream", exc_info=error)
             self._error_code = code_of(error)
-            await send({"type": "http.response.body", "body": self._writer.failed(error)})
+            await wire({"type": "http.response.body", "body": self._writer.failed(in_names(error, self._names))})
 
-    async def _send_events(self, send: Send, events: bytes) -> None:
-        if not self._started:
-            await self._start(send, SSE_HEADERS)
-        await send({"type": "http.response.body", "body": events, "more_body": True})
-
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, send: Send, wire: Send) -> None:
         generation, writer = self._generation, self._writer
         opened: set[int] = set()
         tells_more = self._wishes.continuous_usage or self._wishes.timings
@@ -222,7 +229,7 @@ class StreamReply(Reply):
         while generation.num_unfinished:
             events: list[bytes] = []
             try:
-                parts = await self._parts(send)
+                parts = await self._parts(send, wire)
                 for part in parts if gather is None else gather.of(parts):
                     if tells_more:
                         self._attach_so_far(part.choice)
@@ -235,10 +242,12 @@ class StreamReply(Reply):
                 raise
             finally:  # what came before a failure is sent before it
                 if events:
-                    await self._send_events(send, b"".join(events))
+                    if not self._started:
+                        await self._start(send, SSE_HEADERS)
+                    await wire({"type": "http.response.body", "body": b"".join(events), "more_body": True})
                     self._note_first()
         self._attach_times()
-        await send({"type": "http.response.body", "body": writer.ended(self._usage())})
+        await wire({"type": "http.response.body", "body": writer.ended(self._usage())})
 
     def _attach_so_far(self, index: int) -> None:
         """Have what the client wants in every chunk beside the next one, which is of choice `index`."""
@@ -252,7 +261,7 @@ class StreamReply(Reply):
             beside["timings"] = timings_object(self._times())
         self._writer.attach(beside)
 
-    async def _parts(self, send: Send) -> Iterator[Part]:
+    async def _parts(self, send: Send, wire: Send) -> Iterator[Part]:
         """The next outputs; meanwhile a client that wants to know is told every second how it waits."""
         if not self._wishes.progress:
             return await self._board.parts(self._generation)
@@ -261,7 +270,9 @@ class StreamReply(Reply):
             while not (await asyncio.wait({news}, timeout=PROGRESS_S))[0]:
                 line = progress_line(self._state.history, self._client)
                 if line is not None:
-                    await self._send_events(send, f": {line}\n\n".encode())
+                    if not self._started:
+                        await self._start(send, SSE_HEADERS)
+                    await wire({"type": "http.response.body", "body": f": {line}\n\n".encode(), "more_body": True})
             return news.result()
         finally:
             news.cancel()

@@ -15,8 +15,9 @@ from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.server import fields
 from everystop.server.fields import Field, wrong
+from everystop.server.openai_fields import MAX_N, MAX_STOP_CHARS, MAX_STOPS, RANGES
 from everystop.server.prompts import PREPARE_WORKERS
-from everystop.server.protocol import MAX_N, MAX_STOP_CHARS, MAX_STOPS, RANGES, Accepted, Parsed
+from everystop.server.protocol import Accepted, Parsed
 from everystop.server.state import ServedModel
 from everystop.server.truncation import Truncation
 from everystop.server.wishes import NO_WISHES, Wishes
@@ -24,6 +25,12 @@ from everystop.server.wishes import NO_WISHES, Wishes
 DEFAULT_NEW_TOKENS = 100
 MAX_BEST_OF = MAX_N
 MAX_CLIENT_BATCH = 1
+NAMES = {  # of what completions call otherwise
+    "max_tokens": "max_new_tokens",
+    "n": "best_of",
+    "logprobs": "top_n_tokens",
+    "prompt_logprobs": "decoder_input_details",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,8 @@ def _parse(
         wishes=Wishes(prompt_logprobs=0) if options.prefill else NO_WISHES,
         truncation=Truncation(asked["truncate"]) if "truncate" in asked else None,
         tgi=options,
+        names=NAMES,
+        prompt_name="inputs",
     )
 
 
@@ -159,10 +168,11 @@ def _check(asked: Mapping[str, Any], accepted: Accepted, *, samples: bool, strea
             ("seed" in asked, "no seed is given; leave it out"),
         ):
             if is_wrong:
-                raise RequestError(f"best_of = {asked['best_of']} is served only where {why}", param="best_of")
+                message = f"best_of = {asked['best_of']} is served only where {why}"
+                raise RequestError(message, param="best_of", code="conflicting_fields")
     if asked.get("decoder_input_details") and streams:
         message = "decoder_input_details are not streamed; use /generate"
-        raise RequestError(message, param="decoder_input_details")
+        raise RequestError(message, param="decoder_input_details", code="conflicting_fields")
     limit = accepted.max_model_len - 1
     if asked.get("truncate", 0) > limit:
         raise wrong("parameters.truncate", asked["truncate"], f"a whole number from 1 to {limit}")

@@ -10,19 +10,16 @@ import msgspec
 
 from everystop.server.board import Generation
 from everystop.server.errors import Dialect, error_object
-from everystop.server.replies import ReplyWriter
-from everystop.server.texts import Piece, ShownToken, TextEnd, TokenText
+from everystop.server.replies import new_id
+from everystop.server.texts import Part, Piece, ShownToken, TextEnd, TokenText
 from everystop.server.tgi import TgiOptions
 
 
-class TgiWriter(ReplyWriter):
+class TgiWriter:
     """`GenerateResponse` and `StreamResponse` of one generation; the seed is null where nothing was drawn."""
 
-    prefix = "gen"
-    whole_object = chunk_object = "text_generation"
-
-    def __init__(self, model: str, options: TgiOptions, generation: Generation) -> None:
-        super().__init__(model)
+    def __init__(self, options: TgiOptions, generation: Generation) -> None:
+        self.id = new_id("gen")
         self._options = options
         self._num_prompt_tokens = generation.num_prompt_tokens
         self._report = generation.report
@@ -30,13 +27,19 @@ class TgiWriter(ReplyWriter):
         self._seed = drawn if options.samples else None
         self._num_told = 0
 
+    def attach(self, beside: dict[str, Any]) -> None:
+        """TGI has nothing beside its answers, and its clients cannot ask for it."""
+        assert not beside
+
     def first_event(self, index: int) -> bytes:
         """Nothing comes before the first token."""
         return b""
 
-    def piece_event(self, index: int, piece: Piece) -> bytes:
-        """One token, counted from 1; with the last one the whole text."""
-        told = _told(piece)
+    def event(self, part: Part) -> bytes:
+        """One token, counted from 1, with the last one the whole text; nothing for an end, which that has said."""
+        if part.piece is None:
+            return b""
+        told = _told(part.piece)
         self._num_told += 1
         top = f'"top_tokens":{json.dumps([_token(one) for one in told.top])},' if self._options.num_top else ""
         text, details = "null", "null"
@@ -47,10 +50,6 @@ class TgiWriter(ReplyWriter):
         return (
             f'data:{{"index":{self._num_told},"token":{token},{top}"generated_text":{text},"details":{details}}}\n\n'
         ).encode()
-
-    def finish_event(self, index: int, reason: str) -> bytes:
-        """Nothing: the last token has said it."""
-        return b""
 
     def ended(self, usage: dict[str, Any]) -> bytes:
         """Nothing: TGI's streams end with the last token."""

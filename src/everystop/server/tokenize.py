@@ -4,9 +4,7 @@ completion or a chat of the same text would be answered from.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
@@ -16,15 +14,20 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from everystop.core.errors import RequestError
-from everystop.server import fields, prompts, protocol
+from everystop.core.fitting import check_ids
+from everystop.server import fields, json_body, prompts, protocol
+from everystop.server.aside import Aside
+from everystop.server.bodies import read_body
 from everystop.server.errors import Dialect
 from everystop.server.fields import Field
-from everystop.server.http import Bodies, read_body
-from everystop.server.protocol import CHAT_FIELDS, COMPLETION_FIELDS
+from everystop.server.http_counts import announced_bytes
+from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from everystop.server.state import ServedModel, ServerState
 from everystop.server.texts import token_text
+from everystop.server.unsent import WholeResponse
 
 MAX_TOKENS = 1 << 20
+Work = Callable[[ServedModel, bytes, Scope], bytes]
 
 _ANY_TEXT = fields.string(2**31).read
 _CHAT_NAMES = ("model", "messages", "add_generation_prompt", "continue_final_message", "add_special_tokens", "tools",
@@ -53,12 +56,11 @@ DETOKENIZE_FIELDS: dict[str, Field] = {
 
 
 class TokenPaths:
-    """The two endpoints; their bodies count with those of generations, and the same threads work on large ones."""
+    """The two endpoints; large bodies are worked on aside."""
 
-    def __init__(self, state: ServerState, bodies: Bodies, workers: Executor) -> None:
+    def __init__(self, state: ServerState, aside: Aside) -> None:
         self._state = state
-        self._bodies = bodies
-        self._workers = workers
+        self._aside = aside
 
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`."""
@@ -68,20 +70,28 @@ class TokenPaths:
         """`POST /detokenize`."""
         return await self._answer(request, detokenize)
 
-    async def _answer(self, request: Request, work: Callable[[ServedModel, bytes, Scope], bytes]) -> Response:
-        with self._state.visit(), self._bodies.room() as take_room:
-            body, model = await read_body(request, take_room), self._state.model
-            job = partial(work, model, body, request.scope)
-            if len(body) <= prompts.INLINE_BYTES and not model.is_chat_slow():
-                answer = job()
-            else:
-                answer = await asyncio.get_running_loop().run_in_executor(self._workers, job)
-        return Response(answer, media_type="application/json")
+    async def _answer(self, request: Request, work: Work) -> Response:
+        """A body that is large, or may be, or whose template takes long, is worked on aside; where there is no room for
+        it, it is not read.
+        """
+        with self._state.visit():
+            model, num_bytes = self._state.model, announced_bytes(request.scope["headers"])
+            if num_bytes is not None and num_bytes <= prompts.INLINE_BYTES and not model.is_chat_slow():
+                body = await read_body(request, lambda num_bytes: None)
+                return _json(work(model, body, request.scope))
+            self._aside.check()
+            with self._aside.bodies.room() as take_room:
+                body = await read_body(request, take_room)
+                return _json(await self._aside.run(request.scope, partial(work, model, body, request.scope)))
+
+
+def _json(answer: bytes) -> Response:
+    return WholeResponse(answer, media_type="application/json")
 
 
 def tokenize(model: ServedModel, body: bytes, scope: Scope) -> bytes:
     """The answer to a body of either dialect, which is noted in `scope` for what may go wrong; raises RequestError."""
-    given = protocol.parse_json(body)
+    given = json_body.parse_json(body)
     if given.get("inputs") is None:
         return msgspec.json.encode(_vllm_tokens(model, given))
     scope["dialect"] = Dialect.TGI
@@ -90,11 +100,11 @@ def tokenize(model: ServedModel, body: bytes, scope: Scope) -> bytes:
 
 def detokenize(model: ServedModel, body: bytes, _scope: Scope) -> bytes:
     """The text of token ids, control tokens written out; raises RequestError."""
-    values = fields.read_fields(protocol.parse_json(body), DETOKENIZE_FIELDS)
+    values = fields.read_fields(json_body.parse_json(body), DETOKENIZE_FIELDS)
     protocol.check_model(values.get("model"), model.accepted)
     if "tokens" not in values:
         raise RequestError("tokens is missing", param="tokens", code="missing_field")
-    protocol.check_vocabulary("tokens", values["tokens"], model.accepted)
+    check_ids("tokens", values["tokens"], model.accepted.vocab_size)
     return msgspec.json.encode({"prompt": model.texts.decode(values["tokens"], skip_special_tokens=False)})
 
 

@@ -39,5 +39,7 @@ def read_truncation(values: Mapping[str, Any]) -> Truncation | None:
     if num_tokens is not None:
         return Truncation(num_tokens, keeps_end=values.get("truncation_side", "left") == "left")
     if "truncation_side" in values:
-        raise RequestError("truncation_side needs truncate_prompt_tokens", param="truncation_side")
+        raise RequestError(
+            "truncation_side needs truncate_prompt_tokens", param="truncation_side", code="conflicting_fields"
+        )
     return None

@@ -21,8 +21,6 @@ from everystop.server.state import Phase, ServerState
 
 logger = logging.getLogger("everystop.watchdog")
 
-MAX_INTERVAL_S = 1.0
-LATE_S = 0.5
 SNAPSHOT_S = 2.0
 LAST_WORDS_S = 10.0
 
@@ -30,8 +28,7 @@ LAST_WORDS_S = 10.0
 class Watchdog:
     """Writes a crash file when the engine fails, when no step comes back in time, or when the event loop stands still.
 
-    `beat` is called by the event loop while it turns; `when_live` is called about once a second while all is well.
-    Without `files` it only says what it sees.
+    `when_live` is called about once a second while all is well. Without `files` it only says what it sees.
     """
 
     def __init__(
@@ -40,7 +37,8 @@ class Watchdog:
         self._state = state
         self._files = files
         self._when_live = when_live
-        self._started_ns = self._beat_ns = time.monotonic_ns()
+        self._clock = state.stall_clock
+        self._started_ns = time.monotonic_ns()
         self._failure: BaseException | None = None
         self._stalled_since_ns = 0
         self._is_loop_stalled = False
@@ -52,12 +50,8 @@ class Watchdog:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to watch."""
         self._loop = loop
-        self.beat()
+        self._clock.turn()
         self._thread.start()
-
-    def beat(self) -> None:
-        """The event loop turns."""
-        self._beat_ns = time.monotonic_ns()
 
     def engine_failed(self, error: BaseException) -> None:
         """Keep what is known of it, on the watchdog's thread."""
@@ -74,25 +68,22 @@ class Watchdog:
     # On the watchdog's thread.
 
     def _run(self) -> None:
-        interval_s = min(MAX_INTERVAL_S, self._state.stall_timeout_s / 4)
         while not self._is_stopping:
-            began_ns = time.monotonic_ns()
-            self._wake.wait(interval_s)
+            self._wake.wait(self._clock.beat_s)
             self._wake.clear()
-            was_stopped = time.monotonic_ns() - began_ns > (interval_s + LATE_S) * NS_PER_S
+            self._clock.beat()
             try:
-                self._look(was_stopped)
+                self._look()
             except Exception:
                 logger.exception("the watchdog could not look; serving goes on")
 
-    def _look(self, was_stopped: bool) -> None:
-        """With `was_stopped`, such as by SIGSTOP, nobody could get on: the others are given until the next look."""
+    def _look(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             fields = exception_fields(failure, trusts=False)
             message = "the engine's thread has ended"
             self._keep(Crash("engine_failed", message, fields["error"], tuple(fields["stack"])))
-        if self._is_stopping or was_stopped:
+        if self._is_stopping:
             return
         self._look_at_engine()
         self._look_at_loop()
@@ -100,19 +91,18 @@ class Watchdog:
             self._when_live()
 
     def _look_at_engine(self) -> None:
-        silent_s, limit_s, now_ns = self._state.silent_s(), self._state.stall_timeout_s, time.monotonic_ns()
         if self._state.phase is Phase.FAILED:
             return
-        if silent_s > limit_s and not self._stalled_since_ns:
+        is_stalled, silent_s, now_ns = self._clock.is_engine_stalled, self._clock.engine_silent_s, time.monotonic_ns()
+        if is_stalled and not self._stalled_since_ns:
             self._stalled_since_ns = now_ns - round(silent_s * NS_PER_S)
             self._keep(Crash("engine_stalled", f"there is work, and for {silent_s:.1f} s no step has come back"))
-        elif silent_s <= limit_s and self._stalled_since_ns:
+        elif not is_stalled and self._stalled_since_ns:
             logger.warning("the engine goes on, %.1f s after it stalled", (now_ns - self._stalled_since_ns) / NS_PER_S)
             self._stalled_since_ns = 0
 
     def _look_at_loop(self) -> None:
-        silent_s = (time.monotonic_ns() - self._beat_ns) / NS_PER_S
-        is_stalled = silent_s > self._state.stall_timeout_s
+        is_stalled, silent_s = self._clock.is_loop_stalled, self._clock.loop_silent_s
         if is_stalled and not self._is_loop_stalled:
             self._keep(Crash("event_loop_stalled", f"for {silent_s:.1f} s no request could be taken or answered"))
         elif self._is_loop_stalled and not is_stalled:
@@ -158,6 +148,6 @@ class Watchdog:
         return {
             "phase": state.phase.value,
             "open_http_requests": state.num_open,
-            "silent_s": round(state.silent_s(), 1),
+            "silent_s": round(self._clock.engine_silent_s, 1),
             "uptime_s": round((time.monotonic_ns() - self._started_ns) / NS_PER_S, 1),
         }

@@ -37,17 +37,19 @@ def read_wishes(values: Mapping[str, Any], *, gives_metrics: bool) -> Wishes:
     stream, options = values.get("stream", False), values.get("stream_options", {})
     for name in ("stream_options", "stream_interval"):
         if name in values and not stream:
-            raise RequestError(f"{name} needs stream = true", param=name)
+            raise RequestError(f"{name} needs stream = true", param=name, code="conflicting_fields")
     if "prompt_logprobs" in values and stream:
         raise RequestError(
             "prompt_logprobs are not given in a stream; leave out stream, or send a completion with echo and logprobs",
             param="prompt_logprobs",
+            code="conflicting_fields",
         )
     usage = options.get("include_usage", False)
     if values.get("include_metrics") and stream and not usage:
         raise RequestError(
             "include_metrics needs stream_options.include_usage = true in a stream: it comes with the usage",
             param="include_metrics",
+            code="conflicting_fields",
         )
     return Wishes(
         usage=usage,
@@ -79,4 +81,5 @@ def check_sequences(wishes: Wishes, num_sequences: int) -> None:
             f"timings_per_token needs one prompt and n = 1, and here are {num_sequences:,} sequences with times of "
             "their own",
             param="timings_per_token",
+            code="conflicting_fields",
         )

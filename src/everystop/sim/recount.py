@@ -8,6 +8,7 @@ from pathlib import Path
 from everystop.core.events import Event
 from everystop.observe.aftermath import Aftermath
 from everystop.observe.metrics import Metrics
+from everystop.observe.thread_share import free
 from everystop.sim.past import Past
 from everystop.sim.record import Record
 from everystop.sim.redrive import Redrive
@@ -28,7 +29,7 @@ def metrics_of_record(path: Path, tenants: Sequence[str] = ()) -> Metrics:
         max_model_len=record.limits.max_model_len,
     )
     past = Past(record)
-    aftermath = Aftermath(past.history, cpu_ns=lambda: 0)
+    aftermath = Aftermath(past.history, free())
     aftermath.on_life.append(lambda client, life: metrics.explained(life))
     for client in record.clients:
         metrics.came(client)

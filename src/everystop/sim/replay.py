@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,6 +196,32 @@ def history_of_record(path: Path) -> History:
     _repeat(record, past.hear)
     past.fold()
     return past.history
+
+
+def histories_of_record(record: Record, first_ids: Sequence[int]) -> list[History]:
+    """What happened in each of several stretches of a recorded run: one begins with the arrival of each of these
+    requests, which stand in their order, and ends where the next begins.
+
+    Raises RecordError, also if the record's plans differ.
+    """
+    pasts = {request_id: Past(record) for request_id in first_ids}
+    current: Past | None = None
+
+    def hear(events: list[Event]) -> None:
+        nonlocal current
+        first = 0
+        for i, event in enumerate(events):
+            if isinstance(event, ArrivalEvent) and event.request_id in pasts:
+                if current is not None:
+                    current.hear(events[first:i])
+                first, current = i, pasts[event.request_id]
+        if current is not None:
+            current.hear(events[first:])
+
+    _repeat(record, hear)
+    for past in pasts.values():
+        past.fold()
+    return [past.history for past in pasts.values()]
 
 
 def _repeat(record: Record, hear: Callable[[list[Event]], None]) -> Redrive:

@@ -28,7 +28,7 @@ from everystop.model.checkpoint import Checkpoint, inspect_model
 from everystop.model.home import Home
 from everystop.model.pull import resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
-from everystop.runner import Launched, ModelRunner, launcher
+from everystop.runner import Executed, Launched, ModelRunner, launcher
 
 T = TypeVar("T")
 
@@ -52,7 +52,8 @@ class LentRunner:
             self._on_board.pop(request_id, None)
         for admitted in plan.admitted:
             self._on_board[admitted.request_id] = None
-        return _LentStep(self, self._guarded(lambda: self._launch(plan)))
+        launched = self._guarded(lambda: self._launch(plan))
+        return launched if isinstance(launched, Executed) else _LentStep(self, launched)
 
     def _guarded(self, act: Callable[[], T]) -> T:
         try:

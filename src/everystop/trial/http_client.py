@@ -45,7 +45,8 @@ decode_chunk = msgspec.json.Decoder(Chunk).decode
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """The server, and what is added to each request. `timeout_s` ends one request, `max_run_s` the run; `stop_s` cuts
-    off what is under way by then, which is no error. `tenant_header` carries the name of a job's tenant.
+    off what is under way by then, which is no error. `tenant_header` carries the name of a job's tenant; a request is
+    named by its job's index behind `id_prefix`, where there is one.
     """
 
     url: str
@@ -58,14 +59,20 @@ class Target:
     max_run_s: float = 1200.0
     stop_s: float | None = None
     tenant_header: str | None = None
+    id_prefix: str | None = None
 
     def address(self) -> tuple[str, int]:
         """Host and port."""
         parts = urlsplit(self.url)
         return parts.hostname or "127.0.0.1", parts.port or 80
 
-    def request(self, job: Job) -> bytes:
-        """The HTTP request for a job."""
+    def request_id(self, index: int) -> str:
+        """What the request of that job is named; there must be a prefix."""
+        assert self.id_prefix is not None, "a request without a prefix has no name"
+        return f"{self.id_prefix}{index}"
+
+    def request(self, job: Job, index: int = 0) -> bytes:
+        """The HTTP request for a job, which is number `index` of its workload."""
         body: dict[str, Any] = {
             "prompt": job.prompt,
             "max_tokens": job.max_tokens,
@@ -84,8 +91,9 @@ class Target:
         data = msgspec.json.encode(body | self.extra)
         key = f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
         tenant = f"{self.tenant_header}: {job.tenant}\r\n" if self.tenant_header and job.tenant else ""
+        name = f"x-request-id: {self.request_id(index)}\r\n" if self.id_prefix is not None else ""
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {urlsplit(self.url).netloc}\r\n{key}{tenant}"
+            f"POST /v1/completions HTTP/1.1\r\nHost: {urlsplit(self.url).netloc}\r\n{key}{tenant}{name}"
             f"Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: {len(data)}\r\n\r\n"
         )
         return head.encode() + data

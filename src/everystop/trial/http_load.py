@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import signal
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from everystop.core.errors import EverystopError
 from everystop.observe.distribution import distribution_ms
 from everystop.sim.workloads import Workload
 from everystop.trial.http_client import Connection, Record, Target
+from everystop.trial.interrupts import Interrupt, delayed_interrupts
 
 
 class LoadError(EverystopError):
@@ -31,12 +30,15 @@ class LoadError(EverystopError):
 
 @dataclass(slots=True)
 class Run:
-    """All records of one run; `cpu_s` is the generator's own processor time."""
+    """All records of one run; `cpu_s` is the generator's own processor time, `start_ns` when the run began, by the
+    monotonic clock.
+    """
 
     workload: str
     num_clients: int
     records: list[Record]
     cpu_s: float = 0.0
+    start_ns: int = 0
 
     @property
     def digest(self) -> str:
@@ -77,28 +79,21 @@ def run_load(
 ) -> Run:
     """Send all jobs, wait for all ends; blocks. What went wrong stands in the records.
 
-    Ctrl-C ends the load and raises KeyboardInterrupt.
+    Ctrl-C ends the load and raises KeyboardInterrupt; so do, with what they raise, the signals of `ended_in_order`.
     """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        run = runner.run(_unless_interrupted(Load(workload, target, num_clients, progress).run()))
+    load = Load(workload, target, num_clients, progress)
+    with delayed_interrupts() as interrupt, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        run = runner.run(_unless_interrupted(load.run(), interrupt))
     if run is None:
         raise KeyboardInterrupt
     return run
 
 
-async def _unless_interrupted(load: Coroutine[Any, Any, Run]) -> Run | None:
-    """The run, or None after Ctrl-C: an exception out of a signal's handler would leave the event loop in pieces."""
-    task = asyncio.create_task(load)
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        return await task
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, task.cancel)
-    try:
-        await asyncio.wait([task])
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        signal.signal(signal.SIGINT, before)
+async def _unless_interrupted(load: Coroutine[Any, Any, Run], interrupt: Interrupt) -> Run | None:
+    """The run, or None where a signal has cut it off."""
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(load)
+    interrupt.then(lambda: loop.call_soon_threadsafe(task.cancel))
+    await asyncio.wait([task])
     return None if task.cancelled() else task.result()
 
 
@@ -131,14 +126,23 @@ class Load:
                 f"no server at {self._target.url}: {error.strerror or error}; start it, or correct the URL"
             ) from None
         cpu_s = time.process_time()
-        self._started_s = time.perf_counter()
-        tasks = [self._client(connection, waiting) for connection in connections]
+        self._started_s, self._run.start_ns = time.perf_counter(), time.monotonic_ns()
+        begun: list[asyncio.Task[None]] = []
         try:
             async with asyncio.timeout(self._target.stop_s or self._target.max_run_s):
-                await asyncio.gather(*tasks, *(self._at_its_time(i) for i in timed))
+                for connection in connections:
+                    begun.append(asyncio.create_task(self._client(connection, waiting)))
+                    await asyncio.sleep(0)  # uvloop sends what is written in one turn in any order
+                await asyncio.gather(*begun, *(self._at_its_time(i) for i in timed))
         except TimeoutError:
             self._break_off()
+        except OSError as error:
+            raise LoadError(
+                f"the server at {self._target.url} takes no more connections: {error.strerror or error}"
+            ) from None
         finally:
+            for task in begun:
+                task.cancel()
             for connection in connections:
                 connection.close()
         self._run.cpu_s = time.process_time() - cpu_s
@@ -165,9 +169,9 @@ class Load:
     async def _client(self, connection: Connection, waiting: Iterator[int]) -> None:
         """Take jobs until there are none left; a closed connection is replaced."""
         for i in waiting:
-            await self._send(connection, i)
             if connection.is_closed:
                 connection = await self._connect()
+            await self._send(connection, i)
         connection.close()
 
     async def _at_its_time(self, i: int) -> None:
@@ -183,7 +187,7 @@ class Load:
             connection.close()
 
     async def _send(self, connection: Connection, i: int) -> None:
-        await connection.send(self._run.records[i], self._target.request(self._jobs[i]), self._target.timeout_s)
+        await connection.send(self._run.records[i], self._target.request(self._jobs[i], i), self._target.timeout_s)
         self._num_over += 1
         self._progress(self._num_over, len(self._jobs))
 

@@ -6,15 +6,13 @@ scheduler no step; one with a time is sent by the calling thread at that time. I
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import sys
 import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from everystop.core.durations import NS_PER_MS, NS_PER_S
@@ -26,10 +24,10 @@ from everystop.engine.messages import StepOutput, Submit
 from everystop.observe.comparison import RequestLine, Run
 from everystop.observe.history import History
 from everystop.sim.workloads import Job, Workload
+from everystop.trial.calm import calm_interpreter
 
 TICK_S = 0.25
 MAX_SEED = 1 << 63
-SWITCH_INTERVAL_S = 0.0005  # as in a server: the engine's thread soon has the interpreter back
 MAX_UNREAD = 20_000  # turns whose events are kept as they are: a run is disturbed only for the sake of memory
 Progress = Callable[[int, int], None]
 """Called now and then with the number of requests that are over, and of all."""
@@ -93,7 +91,7 @@ class EngineRun:
         engine = self._engine
         engine.on_outputs, engine.on_events, engine.on_failure = self._take, self._hear, self._fail
         try:
-            with _calm_interpreter():
+            with calm_interpreter():
                 self._start_ns = time.monotonic_ns()
                 for _ in range(self._num_clients):
                     self._send_next()
@@ -228,17 +226,3 @@ def check_workload(workload: Workload, num_valid_tokens: int) -> Sequence[str]:
 
 def _ns(target_ms: float | None) -> int | None:
     return None if target_ms is None else round(target_ms * NS_PER_MS)
-
-
-@contextmanager
-def _calm_interpreter() -> Iterator[None]:
-    """What is alive now is no garbage, and a thread that returns from native code waits for nobody long."""
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        sys.setswitchinterval(interval_s)

@@ -6,11 +6,16 @@ from everystop.observe.comparison import RequestLine, Run
 from everystop.sim.workloads import Workload
 from everystop.trial.http_client import Record, Target
 from everystop.trial.http_load import Progress, run_load
+from everystop.trial.http_load import Run as Load
 
 
 def run_on_server(workload: Workload, target: Target, policy: str, repeat: int, progress: Progress) -> Run:
     """Send the workload once; raises LoadError where there is no server."""
-    done = run_load(workload, target, progress=progress)
+    return seen_by_clients(workload, run_load(workload, target, progress=progress), policy, repeat)
+
+
+def seen_by_clients(workload: Workload, done: Load, policy: str, repeat: int) -> Run:
+    """A load as a run without a history."""
     scheduled = [workload.jobs[record.job].at_s for record in done.records]
     lines = tuple(_line(record, at_s) for record, at_s in zip(done.records, scheduled, strict=True))
     return Run(

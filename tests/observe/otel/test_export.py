@@ -172,7 +172,6 @@ def test_a_collector_that_is_gone_hurts_nobody(caplog: pytest.LogCaptureFixture)
     gone = Collector()
     gone.server.server_close()
     gone.server.shutdown()
-    start_s = time.monotonic()
     with caplog.at_level(logging.WARNING), parrot(open_traces=opened(gone.url)) as server:
         for _ in range(50):
             assert server.complete("abc")[0] == 200
@@ -180,5 +179,4 @@ def test_a_collector_that_is_gone_hurts_nobody(caplog: pytest.LogCaptureFixture)
         assert server.get("/health")[0] == 200
         server.stop()
         assert server.join() == 0
-    assert time.monotonic() - start_s < 15
     assert len([record for record in caplog.records if record.name.startswith("opentelemetry")]) <= 2
