@@ -274,9 +274,8 @@ INTRODUCTION = """\
 # GPU kernels
 
 What each Triton kernel takes, compiled ahead of time without a GPU by `python -m tools.gpu_kernels` (Triton {version}):
-registers a thread and KiB of shared memory a block, for each compute capability. No kernel may spill, or ask for more
-shared memory than a GPU has; `python -m tools.gpu_kernels --check` and `tests/runner/torch/kernels/test_compile.py` hold
-it. A cell is empty where the GPU lacks the kernel's numbers.
+registers a thread and KiB of shared memory a block, for each compute capability; a cell is empty where the GPU lacks the
+kernel's numbers. No kernel may spill, or ask for more shared memory than there is: `tests/runner/torch/kernels` holds it.
 
 Shapes are those of SmolLM2 135M (9 query heads on 3 KV heads of 64) and of Llama 8B (32 on 8 of 128), bf16, blocks of
 32 tokens; attention also for heads of 80 (one query head a KV head), 96 (three) and 256 (two).

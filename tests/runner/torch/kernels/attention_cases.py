@@ -62,14 +62,14 @@ def make_step(
 ) -> Step:
     """A step over shuffled blocks of caches that are views, as the runner's are.
 
-    Whatever must not be read is NaN: the ends of last blocks, and the spare block that tables name beyond a context.
+    Whatever must not be read is NaN: the ends of last blocks, and block 0, which tables name beyond a context.
     """
     random = torch.Generator().manual_seed(seed)
     num_blocks = [-(-length // block_size) for length in context_lens]
     total = sum(num_blocks) + 3
-    order = torch.randperm(total, generator=random)
+    order = torch.randperm(total - 1, generator=random) + 1
     caches = torch.full((total, 2, block_size, num_kv_heads, head_dim), torch.nan)
-    tables = torch.full((len(context_lens), max(num_blocks) + 2), int(order[-1]), dtype=torch.int32)
+    tables = torch.zeros((len(context_lens), max(num_blocks) + 2), dtype=torch.int32)
     used = 0
     for seq, (length, count) in enumerate(zip(context_lens, num_blocks, strict=True)):
         blocks = order[used : used + count]
