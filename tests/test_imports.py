@@ -204,6 +204,14 @@ ALLOWED = {
         LAUNCHER,
         EXECUTED,
     },
+    # On the runner itself, without an engine: where nothing else is installed.
+    "everystop.trial.gpu": {
+        "everystop.core",
+        "everystop.engine.loop",
+        "everystop.model.spec",
+        "everystop.runner.torch",
+        "everystop.sim.workloads",
+    },
     "everystop.trial.on_engine": {
         "everystop.core.events",
         "everystop.engine",
@@ -243,6 +251,7 @@ ALLOWED = {
     },
     "everystop.trial.traced": {"everystop.sim.traces", "everystop.sim.workloads", DURATIONS},
     "everystop.cli": {
+        "everystop.backend",
         "everystop.checkup",
         "everystop.core.policy:POLICIES",
         "everystop.core.policy:honouring",

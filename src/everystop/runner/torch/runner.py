@@ -131,7 +131,7 @@ class TorchRunner:
         """Release cache and graphs; nothing can be executed afterwards."""
         self._device.synchronize()
         self._graphs = None
-        del self._kv
+        self._kv = torch.empty(0)
 
     def _prepare(self, plan: StepPlan) -> _Prepared:
         step = self._deck.take(plan)
