@@ -211,13 +211,37 @@ nb::tuple to_python(const TokenLogprobs& entry) {
   return nb::make_tuple(entry.logprob, entry.rank, nb::tuple(top));
 }
 
+// Rows of int64 in a buffer of Python's: an array('q') or a numpy array, which are read where they lie.
+class RowsView {
+ public:
+  explicit RowsView(nb::handle object) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0)
+      throw nb::python_error();
+    const std::string format = view_.format == nullptr ? "B" : view_.format;
+    const bool is_int64 = view_.itemsize == sizeof(int64_t) && (format == "q" || format == "l");
+    if (is_int64 && view_.len % sizeof(StepRow) == 0 && (view_.ndim < 2 || view_.shape[view_.ndim - 1] == 5))
+      return;
+    PyBuffer_Release(&view_);
+    require(false, "a row has 5 entries of int64: request, start, num_tokens, num_draft, logits_from");
+  }
+  RowsView(const RowsView&) = delete;
+  RowsView& operator=(const RowsView&) = delete;
+  ~RowsView() { PyBuffer_Release(&view_); }
+
+  const StepRow* rows() const { return static_cast<const StepRow*>(view_.buf); }
+  int64_t num_rows() const { return static_cast<int64_t>(view_.len / sizeof(StepRow)); }
+
+ private:
+  Py_buffer view_{};
+};
+
 // A decoder that keeps its weight arrays alive.
 class PyDecoder {
  public:
   PyDecoder(const nb::dict& config, nb::dict weights) : weights_(std::move(weights)) {
     DecoderConfig c = read_config(config);
     DecoderWeights w = read_weights(weights_, c);
-    max_num_seqs_ = static_cast<size_t>(c.max_num_seqs);
+    tokens_.resize(static_cast<size_t>(c.max_num_seqs));
     decoder_ = std::make_unique<Decoder>(std::move(c), std::move(w));
   }
 
@@ -238,30 +262,32 @@ class PyDecoder {
 
   void release(int64_t request_id) { decoder_->release(request_id); }
 
-  Output<int32_t, 1> step(Input<int64_t, 2> rows, Input<int32_t, 2> copies, int64_t num_padded_rows,
-                          std::optional<Input<int64_t, 2>> prompts) {
-    check_rows(rows);
-    require(copies.shape(0) == 0 || copies.shape(1) == 2, "copies must be pairs (source, destination)");
-    require(num_padded_rows >= 0 && num_padded_rows <= static_cast<int64_t>(rows.shape(0)),
-            "too many padded rows");
-    require(rows.shape(0) <= max_num_seqs_, "more rows than max_num_seqs");
+  nb::list step(nb::handle rows, std::optional<Input<int32_t, 2>> copies, int64_t num_padded_rows,
+                std::optional<Input<int64_t, 2>> prompts) {
+    const RowsView view(rows);
+    const int64_t num_rows = view.num_rows();
+    require(!copies || copies->shape(0) == 0 || copies->shape(1) == 2,
+            "copies must be pairs (source, destination)");
+    require(num_padded_rows >= 0 && num_padded_rows <= num_rows, "too many padded rows");
+    require(num_rows <= static_cast<int64_t>(tokens_.size()), "more rows than max_num_seqs");
     require(!prompts || prompts->shape(1) == 3, "prompts must be triples (row, from, count)");
     const auto* spans = prompts ? reinterpret_cast<const PromptLogits*>(prompts->data()) : nullptr;
     const int64_t num_spans = prompts ? static_cast<int64_t>(prompts->shape(0)) : 0;
-    auto [tokens, data] = make_array<int32_t, 1>({rows.shape(0)});
+    const int64_t num_copies = copies ? static_cast<int64_t>(copies->shape(0)) : 0;
     CallTimes times{};
     {
       const GilReleased released;
       const int64_t began = clock_ns(CLOCK_MONOTONIC), began_cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID);
-      decoder_->step(reinterpret_cast<const StepRow*>(rows.data()), static_cast<int64_t>(rows.shape(0)),
-                     copies.data(), static_cast<int64_t>(copies.shape(0)), num_padded_rows, spans, num_spans,
-                     data);
+      decoder_->step(view.rows(), num_rows, copies ? copies->data() : nullptr, num_copies, num_padded_rows,
+                     spans, num_spans, tokens_.data());
       times.cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID) - began_cpu;
       times.ended = clock_ns(CLOCK_MONOTONIC);
       times.native = times.ended - began;
     }
     times.gil_wait = clock_ns(CLOCK_MONOTONIC) - times.ended;
     call_times_ = times;
+    nb::list tokens;
+    for (int64_t row = 0; row < num_rows; ++row) tokens.append(tokens_[static_cast<size_t>(row)]);
     return tokens;
   }
 
@@ -279,7 +305,7 @@ class PyDecoder {
 
   // (logprob, rank, [(id, logprob), …]) of the token that row r of the last step sampled.
   nb::tuple logprobs(int64_t row) const {
-    require(row >= 0 && row < static_cast<int64_t>(max_num_seqs_), "no such row");
+    require(row >= 0 && row < static_cast<int64_t>(tokens_.size()), "no such row");
     return to_python(decoder_->logprobs()[static_cast<size_t>(row)]);
   }
 
@@ -336,7 +362,7 @@ class PyDecoder {
 
   nb::dict weights_;
   std::unique_ptr<Decoder> decoder_;
-  size_t max_num_seqs_ = 0;
+  std::vector<int32_t> tokens_;  // of the last step
   CallTimes call_times_{};
 };
 
@@ -489,9 +515,10 @@ void bind_decoder(nb::module_& m) {
            "Replaces or extends a request's block table from first_index on.")
       .def("release", &PyDecoder::release, "request_id"_a, "Forgets a request; unknown ids are ignored.")
       .def(
-          "step", &PyDecoder::step, "rows"_a.noconvert(), "copies"_a.noconvert(), "num_padded_rows"_a = 0,
+          "step", &PyDecoder::step, "rows"_a, "copies"_a.noconvert() = nb::none(), "num_padded_rows"_a = 0,
           "prompts"_a.noconvert() = nb::none(),
-          "Runs one step over rows int64 [R, 5] after copies int32 [C, 2]; returns int32 [R]: the sampled "
+          "Runs one step over rows, a buffer of int64 [R, 5], after copies int32 [C, 2]; returns for each "
+          "the sampled "
           "token, -1 for none, -2 where the logits were not finite. prompts int64 [P, 3], as (row, offset in "
           "the row, count), are tokens behind which the prompt's next token is scored.")
       .def("prompt_logprobs", &PyDecoder::prompt_logprobs,

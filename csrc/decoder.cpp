@@ -26,7 +26,7 @@ constexpr int64_t kFewTiles = 6;
 constexpr int64_t kMostPartials = 512;
 
 // Layers of fewer rows wait for their own weights, and have no time to fetch anything else.
-constexpr int64_t kLeastFetchingRows = 16;
+constexpr int64_t kLeastFetchingRows = 24;
 
 // More than this of one layer would drive out of the caches what was fetched first.
 constexpr int64_t kMostFetchedBytes = int64_t{8} << 20;

@@ -18,6 +18,7 @@ from everystop.core.policy import AGEING_NS, QUANTUM, PolicySettings, Share, Tar
 from everystop.tenants import SHARE_SETTINGS, TARGET_SETTINGS, Tenant, Tenants, read_tenants
 
 BATCH_WAIT_MS = 50
+MAX_NUM_SCORED_TOKENS = 16  # in a step that is planned by time: as many as such a step gives to prompts at least
 
 
 def scheduler_limits(config: Config, max_model_len: int) -> Limits:
@@ -29,6 +30,7 @@ def scheduler_limits(config: Config, max_model_len: int) -> Limits:
         max_model_len=max_model_len,
         admission=config.admission,
         target_itl_ns=None if config.target_itl_ms is None else round(config.target_itl_ms * NS_PER_MS),
+        max_num_scored_tokens=MAX_NUM_SCORED_TOKENS,
     )
 
 

@@ -132,6 +132,7 @@ def main(words: Sequence[str]) -> int:
     service = Service(
         sock,
         lambda: load(config),
+        config,
         tenants=tenants_of(config),
         on_ready=lambda model: print(f"Serving on {url} (try it)", flush=True),
     )

@@ -8,7 +8,7 @@ import pytest
 from tests.claims.labs import TWO_CORES, figures_of, make_lab
 
 from everystop.claims import full_batch, head_of_line, larger_batch, refill, straggler
-from everystop.claims.findings import Condition, Verdict, counted
+from everystop.claims.findings import Condition, Verdict, counted, measured
 from everystop.claims.lab import Trial
 from everystop.claims.steps import features_of, fit_cost, steps_of
 from everystop.core.step_time import StepFeatures
@@ -42,6 +42,15 @@ def test_rows_are_not_nearly_free_where_nothing_is_shared() -> None:
     assert [condition.verdict for condition in shared.conditions] == [Verdict.HELD, Verdict.HELD]
     alone = full_batch.measure(make_lab(3, NOTHING_SHARED))
     assert alone.verdict is Verdict.DID_NOT_HOLD
+
+
+def test_rows_may_cost_nothing_at_all() -> None:
+    found = full_batch.measure(make_lab(3, CostModel(step_ns=5e6)))
+    assert found.verdict is Verdict.HELD
+    name = "what each further row up to 16 adds to the step, of a lone row's"
+    assert figures_of(found)[name].value == 0
+    longer = measured("", [0.9, 0.95], "×")
+    assert full_batch.further_row(longer).value == pytest.approx((0.9 * 0.95) ** 0.5 / 15 - 1 / 15)
 
 
 NOTHING_SHARED = CostModel(step_ns=1e5, token_ns=4e6)

@@ -181,3 +181,22 @@ def test_params_say_what_is_out_of_range() -> None:
     for wrong in ({"prompt_logprobs": 21}, {"prompt_logprobs": -1}, {"max_tokens": -1}, {"bad_word_ids": ((1,), ())}):
         with pytest.raises(RequestError, match=next(iter(wrong))):
             SamplingParams(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("most", "longest"), [(16, 16), (None, 127)])
+def test_few_positions_are_scored_in_a_step_that_is_planned_by_time(most: int | None, longest: int) -> None:
+    """As long as somebody decodes beside them; two prompts share them, and the second has one in each step at least."""
+    limits = {"target_itl_ns": 10**9, "max_num_scored_tokens": most, "max_model_len": 1024, "num_blocks": 200}
+    harness = Harness(make_scheduler(max_num_batched_tokens=256, **limits))
+    harness.add(make_request(0, 4, max_tokens=10))
+    harness.turn()
+    for request_id in (1, 2):
+        harness.add(make_request(request_id, 200, max_tokens=1, prompt_logprobs=0))
+    harness.run()
+    decoding = [plan for plan in harness.plans if 0 in plan.rows.request_ids and plan.prompt_logits]
+    assert max(plan.prompt_logits[0].num_tokens for plan in decoding) == longest
+    if most is not None:
+        assert {each.num_tokens for plan in decoding for each in plan.prompt_logits[1:]} == {1}
+        assert len(decoding) == 9
+    for request_id in (1, 2):
+        assert [start + i for start, num in wanted_of(harness, request_id) for i in range(num)] == list(range(199))

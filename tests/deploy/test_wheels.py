@@ -38,11 +38,11 @@ CHAT = {
 }
 CORE = """
 import pkgutil, sys, time
-before, began = set(sys.modules), time.perf_counter()
+before, began = set(sys.modules), time.process_time()
 import everystop.core
 for module in pkgutil.iter_modules(everystop.core.__path__, "everystop.core."):
     __import__(module.name)
-took = time.perf_counter() - began
+took = time.process_time() - began
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(f"{took * 1e3:.0f}", *sorted(new - sys.stdlib_module_names))
 """
@@ -259,7 +259,7 @@ def test_an_answer_is_that_of_the_source_bit_for_bit(
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_core_needs_no_package(installed: Callable[[str], Installed], version: str) -> None:
     milliseconds, *packages = installed(version).python("-c", CORE).split()
-    print(f"{version}: the core is imported in {milliseconds} ms")
+    print(f"{version}: the core is imported in {milliseconds} ms of processor time")
     assert packages == ["everystop"]
 
 

@@ -115,6 +115,24 @@ def test_control_tokens_and_stops_show_as_in_the_api(
     assert (choice.text, len(choice.token_ids)) == (text, num_tokens)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("min_tokens", [0, 3])
+def test_an_answer_ends_where_no_token_is_left(llm: LLM, temperature: float, min_tokens: int) -> None:
+    """`min_tokens` is held up by the same settings, and cannot be had."""
+    token = llm.tokenizer.encode(" the")[-1]
+    params = SamplingParams(
+        max_tokens=9,
+        min_tokens=min_tokens,
+        temperature=temperature,
+        allowed_token_ids=(token,),
+        bad_word_ids=((token, token),),
+        stop=("zz",),
+    )
+    [choice] = llm.generate(QUESTION, params)[0].outputs
+    assert (choice.text, choice.token_ids, choice.finish_reason, choice.stop_reason) == (" the", (token,), "stop", None)
+    assert answer(llm) == " Paris."
+
+
 def test_calls_from_several_threads_take_turns(llm: LLM) -> None:
     texts: list[str] = []
     threads = [threading.Thread(target=lambda: texts.append(answer(llm)), daemon=True) for _ in range(4)]

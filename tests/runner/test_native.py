@@ -6,6 +6,7 @@ import os
 import queue
 import subprocess
 import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.runner.models import (
 
 from everystop.core.kv_cache import KVCache
 from everystop.core.limits import Limits
-from everystop.core.plan import Admitted, NewBlocks, StepPlan
+from everystop.core.plan import NO_TOKEN_LEFT, Admitted, NewBlocks, StepPlan
 from everystop.core.policy import Continuous
 from everystop.core.request import SamplingParams
 from everystop.core.rows import Row
@@ -217,6 +218,41 @@ def test_the_runner_tells_how_long_it_was_without_the_interpreter(runner: Native
     assert result.native_cpu_ns > 0
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+def test_what_is_fetched_ahead_changes_no_bit(dtype: str) -> None:
+    """Enough rows and contexts for layers to fetch keys and values of the next attention, in blocks out of order."""
+    logprobs = []
+    for fetches in (True, False):
+        runner = make_runner(random_model("llama", dtype), num_blocks=200, max_num_seqs=32)
+        runner._decoder.set_fetching(fetches)
+        params = SamplingParams(temperature=0.0, logprobs=3)
+        tables = [[5 * (i * 7 % 30) + k for k in range(5)] for i in range(30)]
+        requests = [admitted(i, range(1 + i % 7, 100 + i), tables[i], params) for i in range(30)]
+        for i, request in enumerate(requests):
+            length = len(request.token_ids)
+            plan = StepPlan(i, rows=[Row(i, 0, length - 1, 0, length - 1)], admitted=[request])
+            runner.execute(plan)
+        rows = [Row(i, len(request.token_ids) - 1, 1, 0, 0) for i, request in enumerate(requests)]
+        logprobs.append(runner.execute(StepPlan(30, rows=rows)).logprobs)
+        runner.close()
+    assert len(logprobs[0]) == 30
+    assert logprobs[0] == logprobs[1]
+
+
+def test_rows_are_read_from_any_buffer_of_int64(runner: NativeRunner) -> None:
+    decoder = runner._decoder
+    for rows in (np.empty((0, 5), dtype=np.int64), array("q")):
+        assert decoder.step(rows) == []
+    for wrong in (
+        np.zeros((1, 5), dtype=np.int32),
+        np.zeros((1, 4), dtype=np.int64),
+        array("q", [0] * 6),
+        b"12345678" * 5,
+    ):
+        with pytest.raises(ValueError, match="a row has 5 entries of int64"):
+            decoder.step(wrong)
+
+
 def test_a_row_may_compute_positions_again(runner: NativeRunner) -> None:
     tokens = generate(runner, admitted(1, [3, 4, 5], range(2)), 10)
     again = runner.execute(StepPlan(50, rows=[Row(1, 5, 4, 0, 3)])).rows
@@ -284,6 +320,20 @@ def test_min_tokens_masks_stop_ids_that_exist(runner: NativeRunner) -> None:
     params = SamplingParams(temperature=0.0, min_tokens=1)
     (masked,) = generate(runner, admitted(2, [4, 5, 6], [1], params, stop_token_ids=(first, 10**6)), 1)
     assert masked != first
+
+
+def test_a_row_without_a_token_says_so_and_leaves_the_others_alone(runner: NativeRunner) -> None:
+    """A word of the only allowed token twice: in the second step no token is left, which is no failure."""
+    expected = generate(runner, admitted(1, [4, 5, 6], [0]), 3)
+    runner.execute(StepPlan(9, released=[1]))
+    params = SamplingParams(temperature=0.0, allowed_token_ids=(7,), bad_word_ids=((7, 7),), logprobs=1)
+    requests = [admitted(1, [4, 5, 6], [0]), admitted(2, [4, 5, 6], [1], params)]
+    plan = StepPlan(10, rows=[Row(i, 0, 3, 0, 2) for i in (1, 2)], admitted=requests)
+    assert runner.execute(plan).rows == [(expected[0],), (7,)]
+    result = runner.execute(StepPlan(11, rows=[Row(i, 3, 1, 0, 0) for i in (1, 2)]))
+    assert (result.rows, result.logprobs) == ([(expected[1],), NO_TOKEN_LEFT], {})
+    plan = StepPlan(12, rows=[Row(1, 4, 1, 0, 0)], released=[2])
+    assert runner.execute(plan).rows == [(expected[2],)]
 
 
 def test_padded_vocabulary_rows_are_never_sampled() -> None:

@@ -343,6 +343,23 @@ def test_control_tokens_are_shown_or_stop_on_request(client: openai.OpenAI, toke
     assert complete(stop="<|im_end|>", skip_special_tokens=False, include_stop_str_in_output=True) == ("<|im_end|>", 1)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_settings_that_leave_no_token_end_the_answer(client: openai.OpenAI, tokenizer: Tokenizer, stream: bool) -> None:
+    ids = [tokenizer.encode("the")[-1], tokenizer.encode(" the")[-1]]
+    fields: dict[str, Any] = {
+        "model": "smollm2",
+        "prompt": "Say",
+        "max_tokens": 9,
+        "extra_body": {"allowed_token_ids": ids, "bad_words": ["the the", "thethe"], "logprobs": 2},
+    }
+    if stream:
+        choices = [chunk.choices[0] for chunk in client.completions.create(**fields, stream=True)]
+    else:
+        choices = client.completions.create(**fields).choices
+    assert choices[-1].finish_reason == "stop"
+    assert "".join(choice.text for choice in choices) in ("the", " the", " thethe", "the the", " the the")
+
+
 def test_the_fingerprint_is_that_of_version_model_and_arithmetic(client: openai.OpenAI) -> None:
     digest = Home.from_environment().sha256(resolve_model("smollm2", Home.from_environment()))
     answer = client.completions.create(model="smollm2", prompt="Hello", max_tokens=1)

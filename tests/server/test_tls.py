@@ -196,6 +196,7 @@ def test_what_cannot_be_used_leaves_the_old_certificate_and_one_line(pair: Pair)
         assert shown(server) == in_der(CERT)
         pair.put(key=OTHER_KEY)
         wait_until(lambda: shown(server) == in_der(OTHER_CERT))
+        wait_until(lambda: any("now holds" in line for line in server.says))
         lines = [line for line in server.says if "ertificate" in line]
     assert lines == [
         f"--ssl-certfile {pair.cert} and --ssl-keyfile {pair.key} cannot be used: they do not match "

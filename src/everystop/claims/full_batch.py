@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from everystop.claims.claim import Claim
@@ -43,9 +44,8 @@ def measure(lab: Lab) -> Findings:
     runs = lab.runs(trials)
     times = {rows: [execute_s(decode_steps(run, rows)) for run in runs[f"{rows} rows"]] for rows in ROWS}
     rates = {rows: [rate(run, rows) for run in runs[f"{rows} rows"]] for rows in ROWS}
-    further = [(full - one) / (FULL - 1) / one for one, full in zip(times[1], times[FULL], strict=True)]
-    price = measured(f"what each further row up to {FULL} adds to the step, of a lone row's", further, "%")
     longer = measured(f"step of {FULL} rows, times a step of one", ratios(times[FULL], times[1]), "×")
+    price = further_row(longer)
     gain = measured(f"tokens a second at {FULL} rows, times those at one", ratios(rates[FULL], rates[1]), "×")
     most = measured("tokens a second at the best number of rows, times those at one", most_gain(rates), "×")
     bend = measured("rows at which half of the highest tokens a second is reached", bends(rates), "rows")
@@ -72,6 +72,16 @@ def measure(lab: Lab) -> Findings:
             "bend_rows": bend.value,
         },
     )
+
+
+def further_row(longer: Figure) -> Figure:
+    """What each further row adds, of a lone row's step, from how many times that a full step takes; less than nothing
+    where the full one was shorter.
+    """
+    value, low, high = (None if x is None else (x - 1) / (FULL - 1) for x in (longer.value, longer.low, longer.high))
+    assert value is not None
+    name = f"what each further row up to {FULL} adds to the step, of a lone row's"
+    return replace(longer, name=name, value=value, unit="%", low=low, high=high)
 
 
 def per_row(rows: int, values: Sequence[float]) -> Figure:

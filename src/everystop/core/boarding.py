@@ -54,7 +54,7 @@ class Boarding:
                 continue
             shared, start, source = self._match(picked, source)
             contended = roster.num_waiting > 1 and len(batch.free_slots) > 1
-            num_tokens = draft.budget.share(start, picked.num_tokens - start, contended=contended)
+            num_tokens = self._dealer.share(draft, picked, start, contended=contended)
             if num_tokens <= 0:
                 roster.note_wait(picked, WaitReason.TOKEN_BUDGET, now_ns)
                 break

@@ -42,12 +42,19 @@ class StepBudget:
 
     `tokens` bounds all rows that are not running decoders, `prefill_tokens` those of requests with more than one token
     to compute, and `time`, where a target is set, those too; a fork, which has one, counts against the first only.
+    `scored_tokens` bounds, where a target is set, those of prompts that are scored, but for one token each.
     """
 
     def __init__(
-        self, tokens: int, max_num_prefill_tokens: int | None, block_size: int, time: TimeBudget | None = None
+        self,
+        tokens: int,
+        max_num_prefill_tokens: int | None,
+        block_size: int,
+        time: TimeBudget | None = None,
+        max_num_scored_tokens: int | None = None,
     ) -> None:
         self.tokens = tokens
+        self.scored_tokens = tokens if time is None or max_num_scored_tokens is None else max_num_scored_tokens
         self.prefill_tokens = tokens if max_num_prefill_tokens is None else min(tokens, max_num_prefill_tokens)
         self.time = time
         self._block_size = block_size
@@ -60,7 +67,7 @@ class StepBudget:
             return self.prefill_tokens
         return max(0, min(self.prefill_tokens, self.time.largest_chunk(start)))
 
-    def share(self, start: int, remaining: int, *, contended: bool) -> int:
+    def share(self, start: int, remaining: int, *, contended: bool, is_scored: bool = False) -> int:
         """Tokens for a request with `remaining` to compute from position `start` on; 0 if it should wait.
 
         While others want some it takes at most half of what is left, ending on a block border, so that others can
@@ -69,6 +76,8 @@ class StepBudget:
         unless the first to be asked for finds less than two blocks: then a half is a half, whatever it ends on. The
         last takes what is left, but no more than half of the whole step: the rest is for those before it.
         """
+        if is_scored:
+            remaining = min(remaining, max(1, self.scored_tokens))
         if remaining == 1:
             return min(1, self.tokens)
         left = self.left_at(start)
@@ -90,11 +99,12 @@ class StepBudget:
         """Half of what the step had for prompts, those dealt so far included."""
         return (left + self._num_spent + 1) // 2
 
-    def spend(self, start: int, num_tokens: int, *, is_prefill: bool) -> None:
+    def spend(self, start: int, num_tokens: int, *, is_prefill: bool, is_scored: bool = False) -> None:
         """A row of that many tokens from position `start` on is in the plan; `is_prefill` if its request had more than
-        one to compute.
+        one to compute, `is_scored` if its prompt is scored.
         """
         self.tokens -= num_tokens
+        self.scored_tokens -= num_tokens if is_scored else 0
         self._num_spent += num_tokens if is_prefill else 0
         if is_prefill:
             self.prefill_tokens -= num_tokens

@@ -36,7 +36,9 @@ class Dealer:
         num_left = limits.max_num_batched_tokens - len(decoders)
         num_left = max(min(num_left, 1), num_left - batch.num_padded)
         time = self._time_budget(decoders, view)
-        budget = StepBudget(num_left, limits.max_num_prefill_tokens, self._kv.block_size, time)
+        budget = StepBudget(
+            num_left, limits.max_num_prefill_tokens, self._kv.block_size, time, limits.max_num_scored_tokens
+        )
         return Draft(plan, view.now_ns, budget, decoders, guest), prefilling
 
     def _time_budget(self, decoders: list[Request], view: View) -> TimeBudget | None:
@@ -68,14 +70,20 @@ class Dealer:
                 break
             start = self._skip_matchable(request, draft)
             contended = may_board or i + 1 < len(prefilling)
-            num_tokens = draft.budget.share(start, request.num_tokens - start, contended=contended)
+            num_tokens = self.share(draft, request, start, contended=contended)
             if num_tokens > 0:
                 self.deal(draft, request, start, num_tokens)
+
+    def share(self, draft: Draft, request: Request, start: int, *, contended: bool) -> int:
+        """Tokens for the request from position `start` on; 0 if it should wait."""
+        remaining = request.num_tokens - start
+        return draft.budget.share(start, remaining, contended=contended, is_scored=request.is_scoring)
 
     def deal(self, draft: Draft, request: Request, start: int, num_tokens: int) -> None:
         """The request computes so many tokens from position `start` on; blocks that they fill are matchable at once."""
         draft.chunks.append(Chunk(request, start, num_tokens))
-        draft.budget.spend(start, num_tokens, is_prefill=request.num_tokens - start > 1)
+        is_prefill = request.num_tokens - start > 1
+        draft.budget.spend(start, num_tokens, is_prefill=is_prefill, is_scored=request.is_scoring)
         self._kv.publish(request, start + num_tokens)
 
     def _skip_matchable(self, request: Request, draft: Draft) -> int:
@@ -101,8 +109,10 @@ class Dealer:
         """What was held back for others, and nobody could use, goes to those who have got some, in their order."""
         for chunk in draft.chunks:
             end = chunk.start + chunk.num_tokens
-            extra = min(draft.budget.left_at(end), chunk.request.num_tokens - end)
+            extra, is_scored = min(draft.budget.left_at(end), chunk.request.num_tokens - end), chunk.request.is_scoring
+            if is_scored:
+                extra = min(extra, draft.budget.scored_tokens)
             if extra > 0 and chunk.num_tokens > 1:
                 chunk.num_tokens += extra
-                draft.budget.spend(end, extra, is_prefill=True)
+                draft.budget.spend(end, extra, is_prefill=True, is_scored=is_scored)
                 self._kv.publish(chunk.request, end + extra)

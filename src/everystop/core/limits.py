@@ -10,7 +10,8 @@ class Limits:
     """What a step and a sequence may use, and who boards; see the flags of the same names.
 
     `admission` is one of `ADMISSIONS`: `greedy` lets whoever is next board as soon as there are blocks for what it is
-    now, `expected` when there are for what it and the running ones are expected to become.
+    now, `expected` when there are for what it and the running ones are expected to become. `max_num_scored_tokens`
+    bounds the prompt tokens whose logits a step computes, where it is planned by time: step times know nothing of them.
     """
 
     max_num_seqs: int = 64
@@ -20,3 +21,4 @@ class Limits:
     max_preemptions: int = 8
     admission: str = "greedy"
     target_itl_ns: int | None = None
+    max_num_scored_tokens: int | None = None  # as in records that know of no such limit

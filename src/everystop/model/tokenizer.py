@@ -95,6 +95,10 @@ class Tokenizer:
         self.bos_token = "" if self.bos_id is None else self.token_text(self.bos_id)
         self.eos_token = self.token_text(settings.eos_ids[0]) if settings.eos_ids else ""
 
+    def to_json(self) -> str:
+        """The content of a `tokenizer.json` that encodes and decodes alike."""
+        return self._inner.to_str()
+
     @property
     def control_tokens(self) -> tuple[str, ...]:
         """The control tokens as text; what a chat template must keep out of a client's strings."""

@@ -26,7 +26,6 @@ log = logging.getLogger("everystop.runner")
 
 GREEDY = SamplingParams(temperature=0.0)
 _NO_TOKENS: tuple[int, ...] = ()
-_NO_COPIES = np.empty((0, 2), dtype=np.int32)
 _PROBE_ID = -1  # never a scheduler's id
 
 
@@ -110,11 +109,10 @@ class NativeRunner:
         """Run one step: bookkeeping, block copies, forward pass and sampling."""
         began_ns = time.monotonic_ns()
         self._follow(plan)
-        numbers = np.frombuffer(plan.rows.numbers, dtype=np.int64).reshape(-1, 5)
-        copies = np.array(plan.copies, dtype=np.int32) if plan.copies else _NO_COPIES
+        copies = np.array(plan.copies, dtype=np.int32) if plan.copies else None
         scored = [each for each in plan.prompt_logits if each.request_id not in self._not_taken]
         prompts = _offsets_of(plan, scored) if scored else None
-        tokens = self._decoder.step(numbers, copies, plan.num_padded_rows, prompts).tolist()
+        tokens = self._decoder.step(plan.rows.numbers, copies, plan.num_padded_rows, prompts)
         rows: list[tuple[int, ...] | str] = [
             (token,) if token >= 0 else _NO_TOKENS if token == -1 else NO_TOKEN_LEFT if token == -3 else NOT_FINITE
             for token in tokens
