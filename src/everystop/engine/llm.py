@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from everystop.assembly import build_engine, num_threads
+from everystop.assembly import build_engine, load_weights
 from everystop.config import Config
 from everystop.config.setting import NETWORK
 from everystop.core.errors import ConfigError, EngineDead, EverystopError, RequestError
@@ -26,7 +26,6 @@ from everystop.model.generation_config import load_generation_defaults
 from everystop.model.home import Home
 from everystop.model.pull import resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
-from everystop.model.weights import load_model
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -79,7 +78,7 @@ class LLM:
         defaults: dict[str, Any] = load_generation_defaults(checkpoint, config.generation_config).values()
         self.default_params = SamplingParams(**defaults)
         self.num_valid_tokens = min(self.tokenizer.num_ids, checkpoint.spec.vocab_size)
-        loaded = load_model(checkpoint, dtype=config.dtype, num_threads=num_threads(config), home=home)
+        loaded = load_weights(config, checkpoint, home)
         self.engine, self.capacity, _ = build_engine(
             config,
             loaded,
