@@ -188,7 +188,7 @@ def show_invariance(bench: Bench, shapes: Shapes, all_rows: Sequence[int]) -> No
         split = 2 if k % 128 == 0 else 3
         one, other = pack(bench.dtype, n, k), pack(bench.dtype, split * n, k // split)
         num_copies = 1 + WALK_BYTES // one.size
-        bound, free = ([aligned(matrix) for _ in range(num_copies)] for matrix in (one, other))
+        bound, free = (mapped([matrix] * num_copies) for matrix in (one, other))
         for m in all_rows:
             own: list[Layer] = [(matrix, n, k, m) for matrix in bound]
             lifted: list[Layer] = [(matrix, split * n, k // split, m) for matrix in free]

@@ -51,9 +51,9 @@ def test_wrong_call_ends_with_2(words: list[str], capsys: pytest.CaptureFixture[
 
 def test_unknown_command_is_answered_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["bench"])
+        cli.main(["bus"])
     error = capsys.readouterr().err
-    assert all(command in error for command in ("'bench'", "'serve'", "'pull'", "'batch'"))
+    assert all(command in error for command in ("'bus'", "'serve'", "'pull'", "'batch'"))
 
 
 def test_serve_gets_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
