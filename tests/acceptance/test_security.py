@@ -16,7 +16,7 @@ from tests.server.parrot import ParrotServer, parrot
 from tests.server.test_hostile import probed
 from tests.server.test_security import raw, routes, status_of
 
-from everystop.server import auth, http
+from everystop.server import auth
 from everystop.server.auth import OPEN_PATHS, KeyGuard
 
 KEY = "sk-schlüssel-1"
@@ -179,8 +179,8 @@ def test_ac_65_too_much_is_refused_and_takes_no_memory(server: ParrotServer) -> 
     check_ac_65(server)
 
 
-@pytest.mark.parametrize("bound", ["MAX_HEADER_BYTES", "MAX_BODY_BYTES"])
+@pytest.mark.parametrize("bound", ["http.MAX_HEADER_BYTES", "bodies.MAX_BODY_BYTES"])
 def test_mutant_ac_65_no_bound(own_server: ParrotServer, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
-    monkeypatch.setattr(http, bound, 1 << 40)
+    monkeypatch.setattr(f"everystop.server.{bound}", 1 << 40)
     with pytest.raises((AssertionError, IndexError)):
         check_ac_65(own_server)

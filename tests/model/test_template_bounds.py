@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import resource
 import time
@@ -150,8 +151,12 @@ def test_time_is_bounded_and_said(tokenizer: Tokenizer, name: str, monkeypatch: 
 
 def test_an_ordinary_template_is_not_slow(tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "test", tokenizer)
-    for _ in range(3):
-        assert template.render(USER).text == "user: hello\n"
+    gc.disable()  # a collection of all that the tests have made would count as the template's time
+    try:
+        for _ in range(3):
+            assert template.render(USER).text == "user: hello\n"
+    finally:
+        gc.enable()
     assert not template.is_slow
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -113,13 +114,8 @@ class ChatTemplate:
         Raises ChatTemplateMissing, ChatTemplateError with the template's own words where it refuses or fails, and
         RequestError for messages that cannot be read or continued, and for `variables` in the place of the server's.
         """
-        if self._template is None or self._environment is None:
-            raise ChatTemplateMissing(
-                "this model brings no chat template; start with --chat-template FILE, or use /v1/completions",
-                param="messages",
-                code="chat_template_missing",
-            )
-        _check_names(variables or {}, self._environment)
+        template, environment = self._compiled()
+        _check_names(variables or {}, environment)
         plain = read_messages(messages)
         guard, num_chars = _free_guard((plain, tools, variables))
         guarded = self._guarding.guard(plain, guard)
@@ -135,21 +131,42 @@ class ChatTemplate:
             "tools": self._guarding.guard(tools, guard),
             "add_generation_prompt": add_generation_prompt,
         }
-        began_ns = time.thread_time_ns()
-        try:
-            text = self._environment.run(self._template, values, num_chars)
-        except Exception as error:  # whatever a template does wrong is this request's failure alone
-            raise ChatTemplateError(
-                f"the chat template refused the messages: {_reason(error)}",
-                param="messages",
-                code="chat_template_error",
-            ) from error
-        finally:
-            is_short = num_chars < SHORT_CHARS
-            self.is_slow |= is_short and time.thread_time_ns() - began_ns > SLOW_NS
+        with self._timed(is_short=num_chars < SHORT_CHARS):
+            text = _run(template, environment, values, num_chars)
         if continue_final_message:
             text = _cut_at(mark, text, plain[-1]["content"])
         return RenderedPrompt(text=text, guard=guard)
+
+    def _compiled(self) -> tuple[jinja2.Template, BoundedEnvironment]:
+        """Raises ChatTemplateMissing where there is none."""
+        if self._template is None or self._environment is None:
+            raise ChatTemplateMissing(
+                "this model brings no chat template; start with --chat-template FILE, or use /v1/completions",
+                param="messages",
+                code="chat_template_missing",
+            )
+        return self._template, self._environment
+
+    @contextmanager
+    def _timed(self, *, is_short: bool) -> Iterator[None]:
+        """Note whether what is done inside takes long though there `is_short` text."""
+        began_ns = time.thread_time_ns()
+        try:
+            yield
+        finally:
+            self.is_slow |= is_short and time.thread_time_ns() - began_ns > SLOW_NS
+
+
+def _run(template: jinja2.Template, environment: BoundedEnvironment, values: Mapping[str, Any], num_chars: int) -> str:
+    """What the template writes; whatever it does wrong is this request's failure alone, a ChatTemplateError."""
+    try:
+        return environment.run(template, values, num_chars)
+    except Exception as error:
+        raise ChatTemplateError(
+            f"the chat template refused the messages: {_reason(error)}",
+            param="messages",
+            code="chat_template_error",
+        ) from error
 
 
 def _check_continuable(message: Mapping[str, Any], index: int) -> None:
