@@ -24,9 +24,13 @@ DURATIONS = "everystop.core.durations"
 TENANTS = "everystop.tenants"
 KEYS = "everystop.keys"
 PROTOCOL = "everystop.runner:ModelRunner"
+LAUNCHED = "everystop.runner:Launched"
+LAUNCHER = "everystop.runner:launcher"
+EXECUTED = "everystop.runner:Executed"
+CODES = "everystop.runner.codes"
 PARAMS = "everystop.core.request:SamplingParams"
 LOGPROBS = "everystop.core.plan:TokenLogprobs"
-STARTERS = {"everystop.assembly", "everystop.config", "everystop.model", LOGPROBS, PARAMS, ERRORS}
+STARTERS = {"everystop.assembly", "everystop.backend", "everystop.config", "everystop.model", LOGPROBS, PARAMS, ERRORS}
 ALLOWED = {
     "everystop": {"everystop.cli", "everystop.engine.llm", PARAMS},
     "everystop.config": {
@@ -37,10 +41,13 @@ ALLOWED = {
         "everystop.core.policy:POLICIES",
         "everystop.core.policy:honouring",
     },
+    "everystop.backend": {"everystop.config", ERRORS},
     "everystop.machine": set(),
     "everystop.keys": {ERRORS},
     # Looks at all that a server needs, so it knows of each part that has needs of its own.
     "everystop.checkup": {
+        "everystop.backend",
+        "everystop.runner.torch.opening",
         "everystop.config",
         "everystop.machine",
         "everystop.model",
@@ -90,7 +97,7 @@ ALLOWED = {
     "everystop.runner": {"everystop.core.plan", PARAMS, ERRORS},
     "everystop.runner.calibration": {
         "everystop.core.plan",
-        "everystop.core.rows:Row",
+        "everystop.core.rows",
         "everystop.core.step_time",
         "everystop.core.step_time_fit",
         PARAMS,
@@ -102,13 +109,25 @@ ALLOWED = {
         PARAMS,
         ERRORS,
         PROTOCOL,
+        CODES,
         NATIVE,
     },
+    "everystop.runner.torch": {
+        "everystop.model",
+        "everystop.core.plan",
+        "everystop.core.rows",
+        PARAMS,
+        ERRORS,
+        DURATIONS,
+        CODES,
+    },
     "everystop.engine": {"everystop.core", "everystop.engine.loop", PROTOCOL, "everystop.config"},
-    "everystop.engine.loop": {"everystop.core", PROTOCOL},
+    "everystop.engine.loop": {"everystop.core", PROTOCOL, LAUNCHED, LAUNCHER, EXECUTED},
     # The one place where scheduler, runner and model meet, and what starts from there: the server, and the two ways
     # to use the engine without one.
     "everystop.assembly": {
+        NATIVE,
+        "everystop.backend",
         "everystop.core",
         "everystop.config",
         "everystop.engine",
@@ -181,6 +200,17 @@ ALLOWED = {
         "everystop.core.plan",
         "everystop.engine.engine",
         PROTOCOL,
+        LAUNCHED,
+        LAUNCHER,
+        EXECUTED,
+    },
+    # On the runner itself, without an engine: where nothing else is installed.
+    "everystop.trial.gpu": {
+        "everystop.core",
+        "everystop.engine.loop",
+        "everystop.model.spec",
+        "everystop.runner.torch",
+        "everystop.sim.workloads",
     },
     "everystop.trial.on_engine": {
         "everystop.core.events",
@@ -221,6 +251,7 @@ ALLOWED = {
     },
     "everystop.trial.traced": {"everystop.sim.traces", "everystop.sim.workloads", DURATIONS},
     "everystop.cli": {
+        "everystop.backend",
         "everystop.checkup",
         "everystop.core.policy:POLICIES",
         "everystop.core.policy:honouring",
@@ -358,3 +389,8 @@ def test_importing_a_light_package_loads_no_third_party_module(package: str) -> 
 def test_importing_the_runner_package_loads_no_backend() -> None:
     loaded = loaded_after("import everystop.runner")
     assert not [name for name in loaded if name.startswith("everystop.runner.") or name == "everystop._native"]
+
+
+def test_a_server_on_the_cpu_loads_no_pytorch() -> None:
+    loaded = loaded_after("import everystop.server.opening, everystop.engine.llm, everystop.trial.bench")
+    assert "torch" not in loaded

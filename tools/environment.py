@@ -27,7 +27,7 @@ PYTHON = VENV / "bin" / "python"
 READY = VENV / "everystop-ready"
 STATE = VENV / "everystop-state.json"
 LOG = VENV / "everystop-setup.log"
-TORCH = "torch==2.13.0"
+UNHASHED = {"torch": "torch==2.13.0", "triton": "triton==3.9.0"}
 
 NO_NETWORK = re.compile(
     r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|Connection refused|"
@@ -112,8 +112,9 @@ def bring_up_to_date(*, testing: bool) -> None:
     if state.get("native") != wanted["native"]:
         check_build_tools()
     install_packages(state, wanted)
-    if "torch" in wanted and state.get("torch") != TORCH:
-        install_torch(state)
+    for name, pin in UNHASHED.items():
+        if name in wanted and state.get(name) != pin:
+            install_unhashed(state, name)
     if state.get("native") != wanted["native"]:
         build_native(state, wanted["native"])
     # Explicitly, because PYTHONDONTWRITEBYTECODE may be set, and would make every start compile the sources.
@@ -127,7 +128,7 @@ def inputs(*, testing: bool) -> dict[str, str]:
     names = ["build", "runtime", *(["dev"] if testing else [])]
     wanted = {name: digest([lock_file(name)]) for name in names}
     wanted["native"] = digest(native_sources(), extra=wanted["build"])
-    return wanted | ({"torch": TORCH} if testing else {})
+    return wanted | (UNHASHED if testing else {})
 
 
 # --- the environment itself ----------------------------------------------------------------------------------------
@@ -225,15 +226,19 @@ def uv_environment() -> dict[str, str]:
     return environment | os.environ
 
 
-def install_torch(state: dict[str, str]) -> None:
-    """Install torch, always with pip and without a hash: its CPU and CUDA builds differ, and pip's index decides."""
-    say(f"installing {TORCH} with pip")
-    interrupted = state.get("unfinished") == "torch"
-    write_state(state | {"unfinished": "torch"})
+def install_unhashed(state: dict[str, str], name: str) -> None:
+    """Install torch or triton, always with pip and without a hash: CPU and CUDA builds differ, and pip's index decides.
+
+    A CUDA build of torch asks for a triton of its own; the tests want the one that is named here.
+    """
+    pin = UNHASHED[name]
+    say(f"installing {pin} with pip")
+    interrupted = state.get("unfinished") == name
+    write_state(state | {"unfinished": name})
     if interrupted:
-        pip("install", "--force-reinstall", "--no-deps", TORCH)
-    pip("install", TORCH)
-    state["torch"] = TORCH
+        pip("install", "--force-reinstall", "--no-deps", pin)
+    pip("install", *(["--no-deps"] if name == "triton" else []), pin)
+    state[name] = pin
     state.pop("unfinished", None)
     write_state(state)
 

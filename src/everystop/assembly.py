@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from everystop.backend import CPU, CUDA, UTILIZATION, choose_backend
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.core.kv_cache import KVCache
@@ -16,15 +18,19 @@ from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
 from everystop.engine.engine import Engine, MakeTextDecoder
 from everystop.machine import allowed_memory_bytes, default_num_threads
+from everystop.model.checkpoint import Checkpoint
+from everystop.model.home import Home
 from everystop.model.spec import DecoderSpec
-from everystop.model.weights import LoadedModel
+from everystop.model.weights import LoadedModel, load_model, model_digest
 from everystop.observe.recorder import Recorder
 from everystop.runner import ModelRunner
 from everystop.runner.calibration import Room, measure_step_times
 from everystop.scheduling import policy_settings, scheduler_limits
 
 if TYPE_CHECKING:
-    from everystop.runner.native import NativeRunner
+    from everystop.runner.torch.loading import TorchModel
+
+    Loaded: TypeAlias = LoadedModel | TorchModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +81,10 @@ def plan_capacity(config: Config, spec: DecoderSpec, bytes_per_block: int) -> Ca
     else:
         usable = config.max_num_seqs * -(-max_model_len // config.block_size)
         num_blocks = min(usable, allowed_bytes // 4 // bytes_per_block)
+    return _capacity(config, num_blocks, bytes_per_block, max_model_len)
+
+
+def _capacity(config: Config, num_blocks: int, bytes_per_block: int, max_model_len: int) -> Capacity:
     if num_blocks < 1:
         raise ConfigError(
             f"the KV cache has room for no block of {config.block_size} tokens ({bytes_per_block:,} bytes); "
@@ -127,8 +137,47 @@ def num_threads(config: Config) -> int:
     return config.threads or default_num_threads()
 
 
-def build_runner(config: Config, loaded: LoadedModel, num_valid_tokens: int) -> tuple[NativeRunner, Capacity]:
-    """The native runner over loaded weights, and what its KV cache holds."""
+def load_weights(config: Config, checkpoint: Checkpoint, home: Home) -> Loaded:
+    """The weights of a checked model on the device that the configuration means. Raises ConfigError and ModelError."""
+    backend = choose_backend(config)
+    if backend.device == CPU:
+        return load_model(checkpoint, dtype=backend.dtype, num_threads=num_threads(config), home=home)
+    from everystop.runner.torch.opening import open_model
+
+    digest = ""
+    with contextlib.suppress(OSError):  # a home that cannot be used costs the model its name in answers
+        digest = model_digest(checkpoint, home)
+    return open_model(
+        checkpoint,
+        device=backend.device,
+        dtype=backend.dtype,
+        deterministic=config.deterministic,
+        num_threads=num_threads(config),
+        digest=digest,
+    )
+
+
+def kernel_name(loaded: Loaded) -> str:
+    """What decides the bits of an answer, beside the weights: the instruction set, or the GPU and its kernels."""
+    if not isinstance(loaded, LoadedModel):
+        return loaded.runs_on
+    from everystop import _native
+
+    return str(_native.isa())
+
+
+def kernels_of(config: Config, loaded: Loaded) -> str:
+    """What computes, in words."""
+    name = kernel_name(loaded)
+    if not isinstance(loaded, LoadedModel):
+        return name
+    return f"{name} kernels ({loaded.layout}), {num_threads(config)} threads"
+
+
+def build_runner(config: Config, loaded: Loaded, num_valid_tokens: int) -> tuple[ModelRunner, Capacity]:
+    """The runner over loaded weights, and what its KV cache holds."""
+    if not isinstance(loaded, LoadedModel):
+        return _build_torch_runner(config, loaded, num_valid_tokens)
     from everystop.runner.native import NativeRunner, bytes_per_block
 
     capacity = plan_capacity(config, loaded.spec, bytes_per_block(loaded.spec, config.block_size, loaded.dtype))
@@ -141,6 +190,38 @@ def build_runner(config: Config, loaded: LoadedModel, num_valid_tokens: int) -> 
         num_threads=num_threads(config),
         num_valid_tokens=num_valid_tokens,
     )
+    return runner, capacity
+
+
+def _build_torch_runner(config: Config, loaded: TorchModel, num_valid_tokens: int) -> tuple[ModelRunner, Capacity]:
+    """The PyTorch runner; on a GPU, its KV cache takes what a measured step leaves of the memory."""
+    from everystop.runner.torch.memory import check_kv_memory, measure_footprint, num_blocks_that_fit
+    from everystop.runner.torch.runner import RunnerLimits, TorchRunner, bytes_per_block
+
+    backend, spec = choose_backend(config), loaded.spec
+    block_bytes = bytes_per_block(spec, config.block_size, loaded.torch_dtype)
+    limits = RunnerLimits(
+        num_blocks=1,
+        block_size=config.block_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        num_valid_tokens=num_valid_tokens,
+        graphs=(config.cuda_graphs or "lazy") if backend.device == CUDA else "off",
+    )
+    if backend.device != CUDA:
+        capacity = plan_capacity(config, spec, block_bytes)
+    else:
+        max_model_len = longest_sequence(config, spec)
+        footprint = measure_footprint(loaded, limits, max_model_len)
+        if config.kv_cache_memory is not None:
+            check_kv_memory(footprint, config.kv_cache_memory)
+            num_blocks = config.kv_cache_memory // block_bytes - 1
+        else:
+            usable = config.max_num_seqs * -(-max_model_len // config.block_size)
+            utilization = config.gpu_memory_utilization or UTILIZATION
+            num_blocks = num_blocks_that_fit(footprint, utilization, block_bytes, usable)
+        capacity = _capacity(config, num_blocks, block_bytes, max_model_len)
+    runner = TorchRunner(loaded, replace(limits, num_blocks=capacity.num_blocks, max_model_len=capacity.max_model_len))
     return runner, capacity
 
 
@@ -159,7 +240,7 @@ def known_step_times(config: Config, capacity: Capacity, runner: ModelRunner) ->
 
 def build_engine(
     config: Config,
-    loaded: LoadedModel,
+    loaded: Loaded,
     *,
     eos_token_ids: Sequence[int],
     num_valid_tokens: int,
@@ -177,6 +258,7 @@ def build_engine(
         eos_token_ids=eos_token_ids,
         make_text_decoder=make_text_decoder,
         seed=config.seed,
+        depth=choose_backend(config).depth,
         on_stop=recorder.close if recorder is not None else None,
     )
     return engine, capacity, recorder

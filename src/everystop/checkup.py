@@ -22,6 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from everystop import __version__
+from everystop.backend import CPU, Backend, choose_backend
 from everystop.config import Config
 from everystop.core.errors import ConfigError, EverystopError
 from everystop.machine import allowed_memory_bytes, available_memory_bytes, cpu_quota, default_num_threads
@@ -133,8 +134,11 @@ def check_kernels(config: Config) -> Finding:
         from everystop import _native
     except ImportError as error:
         return Finding("kernels", Status.FAIL, f"the native module cannot be loaded: {error}", "build or install again")
+    backend = choose_backend(config)
+    if backend.device != CPU:
+        return _check_torch(backend)
     try:
-        _native.linear_layout(config.dtype)
+        _native.linear_layout(backend.dtype)
     except ValueError as error:
         return Finding("kernels", Status.FAIL, str(error), "unset EVERYSTOP_ISA or name a set that this CPU has")
     isa, forced = _native.isa(), os.environ.get("EVERYSTOP_ISA")
@@ -144,6 +148,17 @@ def check_kernels(config: Config) -> Finding:
             "kernels", Status.WARN, text, "correct, but several times slower than on a CPU with AVX2 or NEON"
         )
     return Finding("kernels", Status.OK, text)
+
+
+def _check_torch(backend: Backend) -> Finding:
+    """PyTorch, and the GPU that it finds."""
+    from everystop.runner.torch.opening import open_device
+
+    try:
+        device = open_device(backend.device, backend.dtype, default_num_threads())
+    except ConfigError as error:
+        return Finding("kernels", Status.FAIL, str(error), "choose another --device or --dtype")
+    return Finding("kernels", Status.OK, f"PyTorch on {device.name}, {backend.dtype}")
 
 
 def check_cores(config: Config) -> Finding:

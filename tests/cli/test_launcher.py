@@ -81,8 +81,9 @@ class Clone:
         return self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
 
     def kinds(self) -> list[str]:
-        """What was asked of uv and pip, in short: venv, packages, torch, native."""
-        kind = {"venv": " venv ", "packages": "--require-hashes", "torch": "torch==", "native": "--editable"}
+        """What was asked of uv and pip, in short: venv, packages, torch, triton, native."""
+        kind = {"venv": " venv ", "packages": "--require-hashes", "torch": "torch==", "triton": "triton=="}
+        kind["native"] = "--editable"
         return [next(name for name, mark in kind.items() if mark in call) for call in self.calls()]
 
 
@@ -187,15 +188,15 @@ def test_touched_but_equal_source_rebuilds_nothing(clone: Clone) -> None:
     assert len(clone.calls()) == 3
 
 
-def test_tests_add_the_dev_lock_then_torch_with_pip(clone: Clone) -> None:
+def test_tests_add_the_dev_lock_then_torch_and_triton_with_pip(clone: Clone) -> None:
     clone.run("serve")
     result = clone.run("test", "-k", "x")
     assert result.stdout == f"ran -P {clone.folder}/tools/checks.py -k x\n"
-    assert clone.kinds()[3:] == ["packages", "torch"]
-    assert clone.calls()[4].startswith("pip ")
+    assert clone.kinds()[3:] == ["packages", "torch", "triton"]
+    assert all(call.startswith("pip ") for call in clone.calls()[4:])
     assert "dev.lock" in clone.calls()[3]
     clone.run("test")
-    assert len(clone.calls()) == 5
+    assert len(clone.calls()) == 6
 
 
 def test_moved_clone_gets_a_new_environment(clone: Clone, tmp_path: Path) -> None:

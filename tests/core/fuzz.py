@@ -35,7 +35,7 @@ ROTATION = (*POLICIES, "priority", "priority")  # which preempts most
 class Episode:
     """One configuration under random traffic."""
 
-    def __init__(self, seed: str, policy: str, depth: int, abort_rate: float) -> None:
+    def __init__(self, seed: str, policy: str, depth: int, abort_rate: float, *, is_late: bool = False) -> None:
         self.rng = rng = random.Random(seed)
         self.block_size = rng.choice([1, 2, 3, 4, 8])
         self.num_blocks = rng.randint(24, 72) // self.block_size + 2
@@ -60,6 +60,7 @@ class Episode:
                 step_times=StepTimeModel(step_ns=300_000, token_ns=50_000),
             ),
             depth=depth,
+            is_late=is_late,
         )
         self.load = rng.choice([0.7, 1.2, 2.0]) * self.max_num_seqs
         self.prefixes = [[rng.randrange(64) for _ in range(rng.randint(1, 30))] for _ in range(3)]
@@ -162,7 +163,8 @@ def fuzz(num_steps: int, *, seed: int = 0) -> Counter[str]:
         cycle, index = divmod(episode, len(ROTATION))
         policy, depth = ROTATION[index], cycle % 2
         name = f"{seed}:{episode}:{policy}:{depth}"
-        run = Episode(name, policy, depth, abort_rate=ABORT_RATES[(index + cycle) % len(ABORT_RATES)])
+        is_late = cycle % 4 == 3  # every other one of those at depth 1
+        run = Episode(name, policy, depth, abort_rate=ABORT_RATES[(index + cycle) % len(ABORT_RATES)], is_late=is_late)
         try:
             run.run(STEPS_PER_EPISODE)
         except Exception as error:
@@ -173,5 +175,6 @@ def fuzz(num_steps: int, *, seed: int = 0) -> Counter[str]:
         coverage["evictions"] += run.harness.scheduler.kv.pool.num_evicted
         coverage[f"steps under {policy}"] += counts["steps"]
         coverage[f"steps at depth {depth}"] += counts["steps"]
+        coverage["steps executed late"] += counts["steps"] * is_late
         coverage["failed rows"] += counts["finished by error"]
     raise AssertionError("unreachable")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tests.core.hash_model import EOS, STEP_NS, HashModelRunner, Solo, ends_stop_string, solo
+from tests.core.hash_model import EOS, STEP_NS, HashModelRunner, LateRunner, Solo, ends_stop_string, solo
 
 from everystop.core.events import (
     AdmitEvent,
@@ -104,10 +104,13 @@ def state_of(request: Request | None) -> str:
 class Harness:
     """A scheduler, the hash model and the step loop in virtual time: a step takes 1 ms and is checked.
 
-    It keeps what a client would have received, and compares it with the oracle when the request ends.
+    It keeps what a client would have received, and compares it with the oracle when the request ends. `is_late`
+    executes each step only when its result is waited for, as a GPU may.
     """
 
-    def __init__(self, scheduler: Scheduler, *, depth: int = 0, is_checking: bool = True) -> None:
+    def __init__(
+        self, scheduler: Scheduler, *, depth: int = 0, is_late: bool = False, is_checking: bool = True
+    ) -> None:
         self.scheduler = scheduler
         self.now_ns = 0
         self.runner = HashModelRunner(
@@ -115,7 +118,8 @@ class Harness:
             block_size=scheduler.kv.block_size,
             before_execute=self._before_execute,
         )
-        self.loop = StepLoop(scheduler, self.runner, lambda: self.now_ns, depth=depth, inspect=self._find_stops)
+        runner = LateRunner(self.runner) if is_late else self.runner
+        self.loop = StepLoop(scheduler, runner, lambda: self.now_ns, depth=depth, inspect=self._find_stops)
         self.requests: dict[int, Request] = {}
         self.received: dict[int, list[int]] = {}
         self.scores: dict[int, list[TokenLogprobs]] = {}

@@ -9,6 +9,8 @@ consequence.
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -239,3 +241,49 @@ class HashModelRunner:
         assert end == len(state.token_ids), "a row samples in the middle of what is known"
         state.token_ids.append(token)  # also where it failed: at depth 1 the next plan may already name it
         return self.fail.pop(row.request_id, (token,))
+
+
+class LateRunner:
+    """Launches steps, and executes each as late as can be: when its result, or that of a later one, is waited for.
+
+    So whatever plans or counts before that must not have needed the result.
+    """
+
+    def __init__(self, runner: HashModelRunner) -> None:
+        self._runner = runner
+        self._waiting: deque[_LateStep] = deque()
+
+    def launch(self, plan: StepPlan) -> _LateStep:
+        """Take the plan, as it is now."""
+        assert len(self._waiting) <= 1, "a third step was launched before the first was waited for"
+        step = _LateStep(self, copy.deepcopy(plan), plan)
+        self._waiting.append(step)
+        return step
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """The loop must not ask for it."""
+        raise AssertionError("a runner that launches was asked to execute")
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def catch_up(self, step: _LateStep) -> None:
+        """Execute all up to that step."""
+        while step.result is None:
+            first = self._waiting.popleft()
+            assert first.seen == first.plan, "a plan was changed after its launch"
+            first.result = self._runner.execute(first.plan)
+
+
+@dataclass(slots=True)
+class _LateStep:
+    runner: LateRunner
+    seen: StepPlan
+    plan: StepPlan
+    result: StepResult | None = None
+
+    def wait(self) -> StepResult:
+        """Its result."""
+        self.runner.catch_up(self)
+        assert self.result is not None
+        return self.result

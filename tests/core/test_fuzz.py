@@ -16,7 +16,7 @@ def required(num_steps: int) -> dict[str, int]:
     per_100k |= {f"steps under {policy}": 75_000 // len(POLICIES) for policy in POLICIES}
     per_100k |= {"scored tokens": 10_000, "prompts scored in pieces": 500, "preempted while scoring": 20}
     per_100k |= {"refused by TenantQueueFull": 50, "waits of tenants": 50}
-    per_100k |= {f"steps at depth {depth}": 30_000 for depth in (0, 1)}
+    per_100k |= {f"steps at depth {depth}": 30_000 for depth in (0, 1)} | {"steps executed late": 15_000}
     return {name: number * num_steps // 100_000 for name, number in per_100k.items()}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.core.harness import make_request, make_scheduler
-from tests.core.hash_model import HashModelRunner
+from tests.core.harness import Harness, make_request, make_scheduler
+from tests.core.hash_model import EOS, HashModelRunner
 
 from everystop.core.events import FinishEvent, StepEvent
 from everystop.core.plan import StepPlan, StepResult
@@ -146,3 +146,51 @@ def test_simulator_makes_the_plans_of_the_real_run(policy: str, depth: int) -> N
         return [plan.fingerprint() for plan in plans]
 
     assert plans_of(simulated=True) == plans_of(simulated=False)
+
+
+def serve_all(depth: int, *, is_late: bool) -> Harness:
+    """Nine requests with stops and end tokens in a tight pool, to their end."""
+    scheduler = make_scheduler(num_blocks=14, block_size=4, max_num_seqs=4, max_num_batched_tokens=12)
+    harness = Harness(scheduler, depth=depth, is_late=is_late)
+    for i in range(9):
+        fields = {"stop": ("s",)} if i % 2 else {"eos_token_ids": (EOS,)}
+        harness.add(make_request(i, 3 + i, max_tokens=30, temperature=1.0, seed=i, **fields))
+    harness.run()
+    return harness
+
+
+def test_runner_that_is_one_step_behind_gives_every_client_the_same() -> None:
+    """Each stop is found a step late: that row is computed in vain, is counted, and reaches nobody."""
+    one_by_one, ahead = serve_all(0, is_late=False), serve_all(1, is_late=True)
+    assert ahead.received == one_by_one.received
+    assert {i: e.reason for i, e in ahead.finished.items()} == {i: e.reason for i, e in one_by_one.finished.items()}
+    num_stopped = sum(event.reason == "stop" for event in ahead.finished.values())
+    assert num_stopped > 3
+    assert one_by_one.counts["wasted rows"] == 0
+    assert 0 < ahead.counts["wasted rows"] <= num_stopped
+
+
+def test_next_step_is_launched_before_the_last_one_is_waited_for() -> None:
+    calls: list[str] = []
+
+    class Step:
+        def __init__(self, plan: StepPlan) -> None:
+            self.plan = plan
+
+        def wait(self) -> StepResult:
+            calls.append(f"wait {self.plan.step_id}")
+            return StepResult([(FILLER_TOKEN,) for _ in self.plan.rows])
+
+    class Runner(SimulatedRunner):
+        def launch(self, plan: StepPlan) -> Step:
+            calls.append(f"launch {plan.step_id}")
+            return Step(plan)
+
+    for depth, expected in ((0, ["launch 0", "wait 0", "launch 1"]), (1, ["launch 0", "launch 1", "wait 0"])):
+        calls.clear()
+        scheduler = make_scheduler()
+        loop = StepLoop(scheduler, Runner(lambda plan: 1, lambda ns: None), lambda: 0, depth=depth)
+        scheduler.add(make_request(0, 5, max_tokens=3), 0)
+        run(loop, scheduler)
+        assert calls[:3] == expected
+        assert calls[-1].startswith("wait")

@@ -1,4 +1,4 @@
-"""Drives real scheduler, loop and native runner over a set of requests, and returns every bit that clients would see.
+"""Drives real scheduler, loop and runner over a set of requests, and returns every bit that clients would see.
 
 Knows no reference implementation and imports no torch, so that it also runs in a fresh process per instruction set.
 """
@@ -23,6 +23,7 @@ from everystop.core.scheduler import Scheduler
 from everystop.engine.loop import StepLoop
 from everystop.model.checkpoint import inspect_model
 from everystop.model.weights import LoadedModel, load_model
+from everystop.runner import ModelRunner
 from everystop.runner.native import NativeRunner
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2)
@@ -104,6 +105,18 @@ class Run:
         return [event.request_id for event in self.events if isinstance(event, PreemptEvent)]
 
 
+def make_runner(model: Any, *, num_threads: int, mutant: str = "none", **limits: Any) -> ModelRunner:
+    """The runner of a model: native, or of PyTorch, which computes on as many threads as it was told elsewhere."""
+    if isinstance(model, LoadedModel):
+        runner = NativeRunner(model, num_threads=num_threads, **limits)
+        runner._decoder.set_mutant(mutant)
+        return runner
+    from everystop.runner.torch.runner import RunnerLimits, TorchRunner
+
+    assert mutant == "none"
+    return TorchRunner(model, RunnerLimits(**limits))
+
+
 def serve(model: LoadedModel, setting: Setting, prompts: Sequence[Prompt]) -> Run:
     """Serve all prompts to their end."""
     num_blocks = setting.num_tokens // setting.block_size
@@ -115,15 +128,15 @@ def serve(model: LoadedModel, setting: Setting, prompts: Sequence[Prompt]) -> Ru
         max_model_len=1024,
     )
     scheduler = Scheduler(limits, kv, setting.policy())
-    runner = NativeRunner(
+    runner = make_runner(
         model,
         num_blocks=num_blocks,
         block_size=setting.block_size,
         max_num_batched_tokens=setting.max_num_batched_tokens,
         max_num_seqs=setting.max_num_seqs,
         num_threads=setting.num_threads,
+        mutant=setting.mutant,
     )
-    runner._decoder.set_mutant(setting.mutant)
     run, keys = Run(), {}
 
     def inspect(plan: StepPlan, result: StepResult) -> None:
@@ -207,7 +220,7 @@ class _SingleChoice:
         kv = KVCache(num_blocks=256, block_size=32, enable_prefix_caching=False)
         limits = Limits(max_num_seqs=1, max_num_batched_tokens=2048, max_model_len=1024)
         scheduler = Scheduler(limits, kv, Continuous())
-        runner = NativeRunner(
+        runner = make_runner(
             self._model, num_blocks=256, block_size=32, max_num_batched_tokens=2048, max_num_seqs=1, num_threads=1
         )
         run, key = Run(), (0, self._choice)

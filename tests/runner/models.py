@@ -13,11 +13,11 @@ import numpy as np
 import torch
 import transformers
 from tests.model.builders import tiny_model, write_folder
+from tests.runner import invariance
 
 from everystop.model.checkpoint import inspect_model
 from everystop.model.spec import Float32Array
 from everystop.model.weights import LoadedModel, load_model
-from everystop.runner.native import NativeRunner
 
 # Odd on purpose: no size is a multiple of a vector or of a group of 64 inputs.
 ODD_SIZES = {
@@ -55,8 +55,8 @@ def random_model(architecture: str, dtype: str) -> LoadedModel:
     return load_transformer(random_transformer(architecture), dtype)
 
 
-def make_runner(model: LoadedModel, **overrides: Any) -> NativeRunner:
-    """A runner with room for one long sequence, on two threads."""
+def make_runner(model: Any, **overrides: Any) -> Any:
+    """A runner with room for one long sequence, on two threads; of PyTorch for a model of its own."""
     settings: dict[str, Any] = {
         "num_blocks": 64,
         "block_size": 32,
@@ -64,7 +64,7 @@ def make_runner(model: LoadedModel, **overrides: Any) -> NativeRunner:
         "max_num_seqs": 8,
         "num_threads": 2,
     }
-    return NativeRunner(model, **settings | overrides)
+    return invariance.make_runner(model, **settings | overrides)
 
 
 def reference_logits(model: transformers.PreTrainedModel, token_ids: Sequence[int]) -> Float32Array:

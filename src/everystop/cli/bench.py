@@ -1,9 +1,10 @@
-"""`everystop bench steps`: what a step of a server costs, by part and thread."""
+"""`everystop bench steps|gpu`: what a step of a server costs, by part and thread, and what a GPU makes of steps."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,49 @@ def add_parser(commands: Any) -> None:
     steps.add_argument("--json", metavar="FILE", type=Path, help="write the figures to a file as well")
     steps.add_argument("serve_options", metavar="OPTION", nargs="*", help=argparse.SUPPRESS)
     steps.set_defaults(run=run_steps)
+    _add_gpu(benches)
+
+
+def _add_gpu(benches: Any) -> None:
+    gpu = benches.add_parser(
+        "gpu",
+        help="a GPU's step times, throughput and correctness, on models with random weights",
+        description="Measure the PyTorch runner on a GPU against what the GPU can copy and multiply: correctness, "
+        "decode and prefill steps of Llama-shaped models of 1B and 8B with random weights, throughput of continuous "
+        "and static batching and of transformers, and what graphs and determinism change. It needs no files and no "
+        "network.",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    gpu.add_argument(
+        "--device", choices=("cuda", "torch"), default="cuda", help="torch tries it out on the CPU (default: cuda)"
+    )
+    gpu.add_argument(
+        "--minutes", metavar="N", type=float, default=7.5, help="what does not fit is left out and named (default: 7.5)"
+    )
+    gpu.add_argument("--json", metavar="FILE", type=Path, help="write the figures to a file as well")
+    gpu.set_defaults(run=run_gpu)
+
+
+def run_gpu(arguments: argparse.Namespace) -> int:
+    """Measure and print; raises ConfigError where there is no PyTorch, or no GPU."""
+    import importlib.util
+
+    from everystop.backend import INSTALL
+
+    if not arguments.minutes > 0:
+        raise ConfigError(f"--minutes is {arguments.minutes}; it must be above 0")
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(f"everystop bench gpu needs PyTorch, which is not installed; {INSTALL}")
+    from everystop.trial.gpu.run import run, table, write
+
+    results = run(
+        arguments.device, 60 * arguments.minutes, lambda text: print(f"  {text}", file=sys.stderr, flush=True)
+    )
+    print(table(results))
+    if arguments.json is not None:
+        write(results, arguments.json)
+    return 0
 
 
 def run_steps(arguments: argparse.Namespace) -> int:

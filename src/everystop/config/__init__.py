@@ -9,8 +9,10 @@ from typing import Any
 
 from everystop.config.rules import check_together
 from everystop.config.setting import (
+    DEVICES,
     DTYPES,
     FAILURE_ENDS,
+    GRAPHS,
     KV_CACHE,
     LOG_FORMATS,
     LOG_LEVELS,
@@ -88,12 +90,34 @@ class Config:
     ssl_keyfile: str | None = setting(
         None, "--ssl-keyfile", "PEM file with the certificate's private key, not encrypted", group=NETWORK
     )
+    device: str = setting(
+        "auto",
+        "--device",
+        "what computes: the CPU, an NVIDIA GPU (cuda), or PyTorch on the CPU (torch), which is slow and a reference "
+        "(default: a GPU where there is one and PyTorch is installed, else the CPU)",
+        group=MODEL,
+        choices=DEVICES,
+    )
     dtype: str = setting(
-        "int8",
+        "auto",
         "--dtype",
-        "arithmetic of the weights: group-wise int8, or the float32 reference",
+        "arithmetic of the weights: on the CPU group-wise int8 or the float32 reference, on a GPU bfloat16, float16, "
+        "float32, or fp8 with activations quantised by token (default: the first that is named)",
         group=MODEL,
         choices=DTYPES,
+    )
+    cuda_graphs: str | None = setting(
+        None,
+        "--cuda-graphs",
+        "device cuda: capture decode steps when the server starts, when each is first needed, or never (default: lazy)",
+        group=MODEL,
+        choices=GRAPHS,
+    )
+    deterministic: bool = setting(
+        False,
+        "--deterministic",
+        "a request's tokens never depend on what else is computed; always so on the CPU, at a price on a GPU",
+        group=MODEL,
     )
     max_model_len: int | None = setting(
         None,
@@ -137,6 +161,16 @@ class Config:
         group=KV_CACHE,
         parse=parse_bytes,
         least=1,
+    )
+    gpu_memory_utilization: float | None = setting(
+        None,
+        "--gpu-memory-utilization",
+        "device cuda: share of the GPU's memory that may be used in all; the KV cache takes what weights and "
+        "activations leave of it, at most what can be used (default: 0.9)",
+        group=KV_CACHE,
+        parse=float,
+        least=0.05,
+        most=1.0,
     )
     enable_prefix_caching: bool = setting(
         True, "--enable-prefix-caching", "reuse the KV blocks of common prompt prefixes", group=KV_CACHE

@@ -11,7 +11,9 @@ from typing import Any
 from everystop.core.errors import ConfigError
 
 NETWORK, MODEL, SCHEDULER, KV_CACHE, OPERATIONS = GROUPS = ("network", "model", "scheduler", "KV cache", "operations")
-DTYPES = ("int8", "float32")
+DEVICES = ("auto", "cpu", "cuda", "torch")
+DTYPES = ("auto", "int8", "float32", "bfloat16", "float16", "fp8")
+GRAPHS = ("start", "lazy", "off")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 FAILURE_ENDS = ("exit", "stay")
@@ -62,7 +64,7 @@ def setting(
 def check(field: Field[Any], value: Any) -> None:
     """Raise ConfigError for a value outside the field's range, or none of its choices; NaN is in no range."""
     flag, choices, least, most = (field.metadata.get(key) for key in ("flag", "choices", "least", "most"))
-    if choices is not None and value not in choices:
+    if choices is not None and value not in choices and not (value is None and field.default is None):
         raise ConfigError(f"{flag} is {value!r}; choose one of {', '.join(choices)}")
     if least is None or value is None:
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from everystop.assembly import build_engine, num_threads
+from everystop.assembly import build_engine, load_weights
 from everystop.config import Config
 from everystop.config.setting import NETWORK
 from everystop.core.errors import ConfigError, EngineDead, EverystopError, RequestError
@@ -26,7 +26,6 @@ from everystop.model.generation_config import load_generation_defaults
 from everystop.model.home import Home
 from everystop.model.pull import resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
-from everystop.model.weights import load_model
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -79,7 +78,7 @@ class LLM:
         defaults: dict[str, Any] = load_generation_defaults(checkpoint, config.generation_config).values()
         self.default_params = SamplingParams(**defaults)
         self.num_valid_tokens = min(self.tokenizer.num_ids, checkpoint.spec.vocab_size)
-        loaded = load_model(checkpoint, dtype=config.dtype, num_threads=num_threads(config), home=home)
+        loaded = load_weights(config, checkpoint, home)
         self.engine, self.capacity, _ = build_engine(
             config,
             loaded,
@@ -187,7 +186,7 @@ class LLM:
 
     def _text(self, choice: Completion, params: SamplingParams) -> str:
         is_at_string, shows_stop = isinstance(choice.stop_reason, str), params.include_stop_str_in_output
-        drops_last = choice.finish_reason == "stop" and not is_at_string and not shows_stop
+        drops_last = isinstance(choice.stop_reason, int) and not shows_stop
         decoder = self.tokenizer.text_decoder(skip_special_tokens=params.skip_special_tokens)
         token_ids = choice.token_ids[:-1] if drops_last else choice.token_ids
         early = decoder.push(token_ids[: params.min_tokens])

@@ -9,7 +9,7 @@ from everystop.core.events import Event
 from everystop.core.ledger import Ledger, Part
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.scheduler import Scheduler
-from everystop.runner import ModelRunner
+from everystop.runner import Executed, Launched, ModelRunner, launcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,10 @@ class Turn:
 class StepLoop:
     """Turns of schedule, execute and update over one scheduler and one runner.
 
-    `depth` 0 takes each result back before the next step is planned; depth 1 plans the next step first. `inspect` sees
-    each plan and result before `update` (stop strings are found there). `now` returns integer nanoseconds of a
-    monotonic clock. A `ledger` is told where the time of a turn goes.
+    `depth` 0 takes each result back before the next step is planned; depth 1 plans and launches the next step first, so
+    that a runner has it when it is done with the last one. `inspect` sees each plan and result before `update` (stop
+    strings are found there). `now` returns integer nanoseconds of a monotonic clock. A `ledger` is told where the time
+    of a turn goes.
     """
 
     def __init__(
@@ -47,27 +48,27 @@ class StepLoop:
     ) -> None:
         assert depth in (0, 1)
         self.scheduler = scheduler
-        self._runner = runner
+        self._launch = launcher(runner)
         self._now = now
         self._depth = depth
         self._inspect = inspect
         self._ledger = ledger
-        self._pending: tuple[StepPlan, StepResult] | None = None
+        self._pending: tuple[StepPlan, Launched] | None = None
 
     def turn(self) -> Turn:
-        """Plan and execute one step, and take back the one that is due."""
+        """Plan and launch one step, and take back the one that is due."""
         plan = self.scheduler.schedule(self._now())
         self._mark(Part.SCHEDULE)
-        executed = None if plan.is_noop else (plan, self._execute(plan))
+        launched = None if plan.is_noop else (plan, self._begin(plan))
         if self._depth == 0:
-            due = executed
+            due = launched
         else:
-            due, self._pending = self._pending, executed
+            due, self._pending = self._pending, launched
         if due is None:
             if self._pending is not None:
                 return Turn(self.scheduler.take_events(), plan=self._pending[0])
             return Turn(self.scheduler.take_events(), wake_at_ns=plan.wake_at_ns)
-        done, result = due
+        done, result = due[0], self._finish(*due)
         if self._inspect is not None:
             self._inspect(done, result)
             self._mark(Part.DETOKENISE)
@@ -75,11 +76,24 @@ class StepLoop:
         self._mark(Part.UPDATE)
         return Turn(events, done, result)
 
-    def _execute(self, plan: StepPlan) -> StepResult:
-        result = self._runner.execute(plan)
+    def _begin(self, plan: StepPlan) -> Launched:
+        launched = self._launch(plan)
+        if isinstance(launched, Executed):
+            self._note(plan, launched.result)
+        else:
+            self._mark(Part.METADATA)
+        return launched
+
+    def _finish(self, plan: StepPlan, launched: Launched) -> StepResult:
+        result = launched.wait()
+        if not isinstance(launched, Executed):
+            self._note(plan, result)
+        return result
+
+    def _note(self, plan: StepPlan, result: StepResult) -> None:
+        """The runner has just come back with a result."""
         if self._ledger is not None:
             self._ledger.executed(plan.step_id if plan.rows else None, result, self._now())
-        return result
 
     def _mark(self, part: Part) -> None:
         if self._ledger is not None:

@@ -92,6 +92,11 @@ class LoadedModel:
         """Bytes of all weights."""
         return sum(array.nbytes for array in self.weights.values())
 
+    @property
+    def num_step_bytes(self) -> int:
+        """Bytes of weights that a step reads: all but the embedding, of which it reads a row a token."""
+        return self.num_bytes - self.weights["embed_tokens"].nbytes
+
 
 def load_model(
     checkpoint: Checkpoint, *, dtype: str, num_threads: int = 1, home: Home | None = None, packer: Packer | None = None
@@ -213,9 +218,14 @@ def _load_cached(
             return map_arrays(file.fileno(), key, verify=False), False
 
 
-def _cache_key(checkpoint: Checkpoint, dtype: str, layout: str, home: Home) -> dict[str, str]:
+def model_digest(checkpoint: Checkpoint, home: Home) -> str:
+    """SHA-256 of the model's files, in hex; raises OSError where the home cannot be used."""
     digests = [home.sha256(path) for path in checkpoint.files]
-    model = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _cache_key(checkpoint: Checkpoint, dtype: str, layout: str, home: Home) -> dict[str, str]:
+    model = model_digest(checkpoint, home)
     version = f"{everystop.__version__}-{WEIGHTS_VERSION}"
     return {"model": model, "dtype": dtype, "layout": layout, "version": version}
 

@@ -1,10 +1,12 @@
-"""Runners execute plans; importing this package loads no backend (`runner.native`, `runner.simulated` do when
-imported).
+"""Runners execute plans; importing this package loads no backend (`runner.native`, `runner.torch.runner` and
+`runner.simulated` do when imported).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from everystop.core.plan import StepPlan, StepResult
 
@@ -23,3 +25,41 @@ class ModelRunner(Protocol):
     def close(self) -> None:
         """Release threads and memory."""
         ...
+
+
+class Launched(Protocol):
+    """A step that has been given to a runner."""
+
+    def wait(self) -> StepResult:
+        """Its result, once it is there; asked for once. Raises as `ModelRunner.execute`."""
+        ...
+
+
+@runtime_checkable
+class LaunchingRunner(Protocol):
+    """A runner whose steps can be launched without waiting for the tokens of the one before.
+
+    One step may be on its way when the next is launched; they are waited for in the order of their launch.
+    """
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin one step; raises as `ModelRunner.execute`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """A step that was executed when it was launched."""
+
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        """Its result."""
+        return self.result
+
+
+def launcher(runner: ModelRunner) -> Callable[[StepPlan], Launched]:
+    """What begins a step; a runner that cannot launch one executes it at once."""
+    if isinstance(runner, LaunchingRunner):
+        return runner.launch
+    return lambda plan: Executed(runner.execute(plan))

@@ -20,14 +20,9 @@ from everystop.core.plan import NO_TOKEN_LEFT, Admitted, PromptLogits, StepPlan,
 from everystop.core.request import SamplingParams
 from everystop.model.spec import DecoderSpec, Float32Array, rope_frequencies
 from everystop.model.weights import LoadedModel
+from everystop.runner.codes import NOT_FINITE, NOT_TAKEN
 
 log = logging.getLogger("everystop.runner")
-
-NOT_FINITE = "logits_not_finite"
-"""The failure code of a row whose logits hold a NaN or an infinity."""
-
-NOT_TAKEN = "request_not_taken"
-"""The failure code of every row of a request that the decoder did not take as it is; the log says why."""
 
 GREEDY = SamplingParams(temperature=0.0)
 _NO_TOKENS: tuple[int, ...] = ()

@@ -11,12 +11,13 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from everystop import __version__, _native
-from everystop.assembly import Capacity, build_engine, longest_sequence, num_threads
+from everystop import __version__
+from everystop.assembly import Capacity, build_engine, kernel_name, kernels_of, load_weights, longest_sequence
+from everystop.backend import choose_backend
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.core.policy import make_policy
@@ -29,7 +30,6 @@ from everystop.model.home import Home
 from everystop.model.messages import PLAIN, ChatOptions
 from everystop.model.pull import EMBEDDED, resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
-from everystop.model.weights import LoadedModel, load_model
 from everystop.scheduling import tenants_of
 from everystop.server.crash_file import CrashFiles
 from everystop.server.listener import is_loopback
@@ -41,6 +41,9 @@ from everystop.server.state import EngineLimits, ServedModel
 from everystop.server.tls import Certificate
 from everystop.server.tracing import tracing
 from everystop.tenants import with_keys
+
+if TYPE_CHECKING:
+    from everystop.assembly import Loaded
 
 MIB = 1 << 20
 
@@ -97,6 +100,7 @@ class Opening:
         self._home = Home.from_environment()
         path = resolve_model(config.model, self._home)
         self._checkpoint = inspect_model(path)
+        choose_backend(config)
         longest_sequence(config, self._checkpoint.spec)
         self._tokenizer = load_tokenizer(self._checkpoint, self._home)
         override = Path(config.chat_template) if config.chat_template else None
@@ -132,8 +136,7 @@ class Opening:
     def load(self) -> ServedModel:
         """Read the weights and build the engine; called in a thread."""
         config, tokenizer = self.config, self._tokenizer
-        threads = num_threads(config)
-        loaded = load_model(self._checkpoint, dtype=config.dtype, num_threads=threads, home=self._home)
+        loaded = load_weights(config, self._checkpoint, self._home)
         num_valid_tokens = min(tokenizer.num_ids, loaded.spec.vocab_size)
         engine, capacity, recorder = build_engine(
             config,
@@ -142,7 +145,7 @@ class Opening:
             num_valid_tokens=num_valid_tokens,
             make_text_decoder=tokenizer.text_decoder,
         )
-        self._lines = self._describe(loaded, capacity, threads)
+        self._lines = self._describe(loaded, capacity)
         defaults: dict[str, Any] = self._defaults.values()
         policy = make_policy(config.policy)
         return ServedModel(
@@ -168,13 +171,13 @@ class Opening:
             ),
             num_blocks=capacity.num_blocks,
             queue=QueueLimits(config.max_num_queued_reqs, config.max_num_queued_tokens),
-            fingerprint=fingerprint(__version__, loaded.digest, config.dtype, _native.isa()),
+            fingerprint=fingerprint(__version__, loaded.digest, loaded.dtype, kernel_name(loaded)),
             tenant_names=tuple(self.tenants.by_name),
             on_answered=None if recorder is None else recorder.client,
             is_chat_slow=lambda: self._template.is_slow,
         )
 
-    def _describe(self, loaded: LoadedModel, capacity: Capacity, threads: int) -> list[tuple[str, str]]:
+    def _describe(self, loaded: Loaded, capacity: Capacity) -> list[tuple[str, str]]:
         config, tokenizer = self.config, self._tokenizer
         num_blocks, length = capacity.num_blocks, capacity.max_model_len
         blocks = f"{num_blocks:,} blocks of {capacity.block_size} tokens, {capacity.num_bytes / MIB:,.0f} MiB"
@@ -184,7 +187,7 @@ class Opening:
                 "model",
                 f"{', '.join(self.names)} ({self._checkpoint.path.name}), {loaded.num_bytes / MIB:,.0f} MiB of weights",
             ),
-            ("arithmetic", f"{config.dtype}, {_native.isa()} kernels ({loaded.layout}), {threads} threads"),
+            ("arithmetic", f"{loaded.dtype}, {kernels_of(config, loaded)}"),
             ("KV cache", f"{blocks}: {capacity.num_longest_requests:,} requests of {length:,} tokens at once,"),
             ("", f"or {min(config.max_num_seqs, num_blocks)} (--max-num-seqs) of {min(length, per_seq):,}"),
             ("policy", f"{config.policy}, {config.max_num_batched_tokens} tokens{_target_text(config)} a step"),

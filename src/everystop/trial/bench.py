@@ -7,11 +7,20 @@ two runs. What earlier runs have left in the memory is never read: a new prefix 
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from everystop import __version__, _native
-from everystop.assembly import build_runner, build_scheduler, known_step_times, num_threads
+from everystop import __version__
+from everystop.assembly import (
+    build_runner,
+    build_scheduler,
+    kernel_name,
+    known_step_times,
+    load_weights,
+    num_threads,
+)
+from everystop.backend import choose_backend
 from everystop.config import Config
 from everystop.core.plan import StepPlan, StepResult
 from everystop.engine.engine import Engine
@@ -19,8 +28,9 @@ from everystop.model.checkpoint import Checkpoint, inspect_model
 from everystop.model.home import Home
 from everystop.model.pull import resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
-from everystop.model.weights import LoadedModel, load_model
-from everystop.runner import ModelRunner
+from everystop.runner import Executed, Launched, ModelRunner, launcher
+
+T = TypeVar("T")
 
 
 class LentRunner:
@@ -28,17 +38,26 @@ class LentRunner:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
+        self._launch = launcher(runner)
         self._on_board: dict[int, None] = {}
         self._has_failed = False
 
     def execute(self, plan: StepPlan) -> StepResult:
         """As the runner does."""
+        return self.launch(plan).wait()
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """As the runner does, or at once where it can do no other."""
         for request_id in (*plan.released, *plan.preempted):
             self._on_board.pop(request_id, None)
         for admitted in plan.admitted:
             self._on_board[admitted.request_id] = None
+        launched = self._guarded(lambda: self._launch(plan))
+        return launched if isinstance(launched, Executed) else _LentStep(self, launched)
+
+    def _guarded(self, act: Callable[[], T]) -> T:
         try:
-            return self._runner.execute(plan)
+            return act()
         except BaseException:
             self._has_failed = True
             raise
@@ -48,6 +67,18 @@ class LentRunner:
         if self._on_board and not self._has_failed:
             self._runner.execute(StepPlan(step_id=-1, released=list(self._on_board)))
             self._on_board.clear()
+
+
+class _LentStep:
+    """A step on its way, whose failure is the runner's too."""
+
+    def __init__(self, lent: LentRunner, step: Launched) -> None:
+        self._lent = lent
+        self._step = step
+
+    def wait(self) -> StepResult:
+        """Its result."""
+        return self._lent._guarded(self._step.wait)
 
 
 class Bench:
@@ -61,10 +92,14 @@ class Bench:
         self.num_valid_tokens = min(tokenizer.num_ids, checkpoint.spec.vocab_size)
         self._eos_ids = tokenizer.eos_ids
         self.num_threads = num_threads(config)
-        loaded = load_model(checkpoint, dtype=config.dtype, num_threads=self.num_threads, home=home)
-        self.spec, self.num_step_bytes = loaded.spec, num_step_bytes(loaded)
+        loaded = load_weights(config, checkpoint, home)
+        self.spec, self.num_step_bytes = loaded.spec, loaded.num_step_bytes
+        self._depth = choose_backend(config).depth
         self._runner, self.capacity = build_runner(config, loaded, self.num_valid_tokens)
-        self._model = _describe_model(config, checkpoint, home)
+        self._model = _describe_model(config, checkpoint, home) | {
+            "dtype": loaded.dtype,
+            "kernels": kernel_name(loaded),
+        }
 
     def engine(self, config: Config) -> Engine:
         """A new engine, not yet started, of a configuration that differs in the policy and its settings alone; the one
@@ -72,14 +107,13 @@ class Bench:
         """
         step_times = known_step_times(config, self.capacity, self._runner)
         scheduler = build_scheduler(config, self.capacity, step_times=step_times)
-        return Engine(scheduler, LentRunner(self._runner), eos_token_ids=self._eos_ids)
+        return Engine(scheduler, LentRunner(self._runner), eos_token_ids=self._eos_ids, depth=self._depth)
 
     def describe(self) -> dict[str, Any]:
         """Model, kernels and machine, as plain data."""
         return {
             **self._model,
             "version": __version__,
-            "kernels": _native.isa(),
             "num_threads": self.num_threads,
             "num_kv_blocks": self.capacity.num_blocks,
             "max_model_len": self.capacity.max_model_len,
@@ -88,11 +122,6 @@ class Bench:
     def close(self) -> None:
         """Free the memory and the threads."""
         self._runner.close()
-
-
-def num_step_bytes(loaded: LoadedModel) -> int:
-    """Bytes of weights that a step reads: all but the embedding, of which it reads a row a token."""
-    return loaded.num_bytes - loaded.weights["embed_tokens"].nbytes
 
 
 def describe_machine() -> dict[str, Any]:
@@ -105,7 +134,6 @@ def _describe_model(config: Config, checkpoint: Checkpoint, home: Home) -> dict[
         "model_id": config.model,
         "model_files": [path.name for path in checkpoint.files],
         "model_sha256": [home.sha256(path) for path in checkpoint.files],
-        "dtype": config.dtype,
     }
 
 

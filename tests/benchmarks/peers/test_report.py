@@ -89,6 +89,8 @@ def test_aims_are_met_by_the_median_ratio_or_missed(monkeypatch: pytest.MonkeyPa
         ("single", False),
     ]
     assert "| single | fake | 3 | 2.99 | missed |" in report.text(found)
+    busy = report.summarise([*runs, make_record("fake", "good", 1.0, turn=2, others_share=0.3)], PEERS)
+    assert {target["is_met"] for target in busy["targets"]} == {None}
 
 
 def test_processor_time_is_compared_beside_the_clock() -> None:

@@ -1,0 +1,27 @@
+"""Kernels run in Triton's interpreter, on the CPU; with TRITON_INTERPRET=0 the same tests run them on a GPU.
+
+Triton reads the variable when a kernel is defined, so it is set here, at collection, before any test of this folder
+imports one. Nothing outside `everystop.runner.torch.kernels` defines kernels, so no other test sees a difference; what
+compiles kernels (`test_compile.py`) does so in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where kernels run."""
+    return torch.device("cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Small matrices: threads cost more than they bring."""
+    torch.set_num_threads(1)

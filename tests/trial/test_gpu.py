@@ -1,0 +1,63 @@
+"""`everystop bench gpu`, tried out on the CPU with a tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everystop.cli import main
+from everystop.trial.gpu.clock import Budget
+from everystop.trial.gpu.models import SPECS, step_flops
+from everystop.trial.gpu.serving import chat_jobs
+
+
+def test_all_parts_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "figures.json"
+    assert main(["bench", "gpu", "--device", "torch", "--minutes", "5", "--json", str(file)]) == 0
+    results: dict[str, Any] = json.loads(file.read_text())
+    text = capsys.readouterr().out
+    assert results["notes"] == []
+    assert results["correctness"]["float32_error"] == 0.0
+    assert results["correctness"]["replayed_as_eager"]
+    assert results["correctness"]["invariant"]
+    for name in ("tiny: decode, 4 rows", "tiny: prefill", "tiny: chat, 6 requests, static"):
+        assert f"| {name} |" in text
+        assert all(value is not None for value in results[name].values())
+
+
+@pytest.mark.parametrize(("words", "said"), [(["--minutes", "0"], "--minutes"), ([], "--device cuda")])
+def test_what_cannot_be_measured_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """This machine has no GPU."""
+    assert main(["bench", "gpu", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_parts_that_do_not_fit_or_fail_are_named_and_the_rest_is_measured() -> None:
+    budget = Budget(100.0, lambda text: None)
+
+    def fail() -> None:
+        raise ValueError("no such thing")
+
+    assert budget.run("long", 1000.0, lambda: 1) is None
+    assert budget.run("broken", 1.0, fail) is None
+    assert budget.run("sound", 1.0, lambda: 2) == 2
+    assert budget.results == {"long": None, "broken": None, "sound": 2}
+    assert budget.notes[0].startswith("long was left out")
+    assert budget.notes[1] == "broken failed: ValueError: no such thing"
+
+
+def test_models_have_the_sizes_of_their_names() -> None:
+    assert 1.2e9 < SPECS["1B"].num_parameters < 1.3e9
+    assert 8.0e9 < SPECS["8B"].num_parameters < 8.1e9
+    spec = SPECS["8B"]
+    assert step_flops(spec, 1, 1, 0) == 2.0 * (spec.num_parameters - spec.vocab_size * spec.hidden_size)
+
+
+def test_chat_jobs_are_those_of_the_workload_in_longer() -> None:
+    jobs = chat_jobs(200, 8)
+    assert jobs == chat_jobs(200, 8)
+    assert {job.num_prompt_tokens % 8 for job in jobs} == {0}
+    assert all(320 <= job.num_prompt_tokens <= 1600 and 320 <= job.num_output_tokens <= 1600 for job in jobs)
