@@ -215,7 +215,7 @@ def test_bad_words_reach_the_engine_as_they_are_spelled_inside_a_text(
 
 def test_max_tokens_0_needs_something_to_ask_of_a_chat(server: ParrotServer) -> None:
     assert error_of(server.chat("abc", max_tokens=0))["param"] == "max_tokens"
-    assert error_of(server.chat("abc", max_completion_tokens=0))["param"] == "max_tokens"
+    assert error_of(server.chat("abc", max_completion_tokens=0))["param"] == "max_completion_tokens"
 
 
 def test_more_numbers_than_an_answer_may_hold_are_refused_before_any_work() -> None:
