@@ -27,11 +27,15 @@ def device() -> torch.device:
 def one_patch_a_launch() -> Iterator[None]:
     """The interpreter patches Triton's language for each launch, and again for each function that a kernel calls.
 
-    The second is not needed where all kernels see one language, and took half of the time of these tests.
+    The second is needed for functions of the language itself alone, and took half of the time of these tests.
     """
     from triton.runtime.interpreter import InterpretedFunction
 
+    patch_and_call = InterpretedFunction.__call__
+
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if function.fn.__module__.startswith("triton."):
+            return patch_and_call(function, *args, **kwargs)
         return function.rewrite()(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
