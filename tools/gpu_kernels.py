@@ -24,6 +24,7 @@ from typing import Any
 from unittest.mock import patch
 
 os.environ["TRITON_INTERPRET"] = "0"
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # as Triton has it up to 3.9
 
 import torch
 import triton
@@ -274,8 +275,8 @@ INTRODUCTION = """\
 # GPU kernels
 
 What each Triton kernel takes, compiled ahead of time without a GPU by `python -m tools.gpu_kernels` (Triton {version}):
-registers a thread and KiB of shared memory a block, for each compute capability; a cell is empty where the GPU lacks the
-kernel's numbers. No kernel may spill, or ask for more shared memory than there is: `tests/runner/torch/kernels` holds it.
+registers a thread and KiB of shared memory a block, for each compute capability; empty where a GPU lacks the numbers of
+the kernel. None may spill, or ask for more shared memory than there is: `tests/runner/torch/kernels` holds it.
 
 Shapes are those of SmolLM2 135M (9 query heads on 3 KV heads of 64) and of Llama 8B (32 on 8 of 128), bf16, blocks of
 32 tokens; attention also for heads of 80 (one query head a KV head), 96 (three) and 256 (two).

@@ -8,6 +8,8 @@ compiles kernels (`test_compile.py`) does so in a process of its own.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -19,6 +21,26 @@ import torch
 def device() -> torch.device:
     """Where kernels run."""
     return torch.device("cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_patch_a_launch() -> Iterator[None]:
+    """The interpreter patches Triton's language for each launch, and again for each function that a kernel calls.
+
+    The second is needed for functions of the language itself alone, and took half of the time of these tests.
+    """
+    from triton.runtime.interpreter import InterpretedFunction
+
+    patch_and_call = InterpretedFunction.__call__
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if function.fn.__module__.startswith("triton."):
+            return patch_and_call(function, *args, **kwargs)
+        return function.rewrite()(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpretedFunction, "__call__", call)
+        yield
 
 
 @pytest.fixture(autouse=True)

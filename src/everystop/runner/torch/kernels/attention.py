@@ -232,7 +232,8 @@ def paged_attention(
     out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
     one_query = batch.max_query_len == 1
     group, head_padded = num_heads // num_kv_heads, triton.next_power_of_2(head_dim)
-    block_m = max(16 if one_query and not deterministic else 64, triton.next_power_of_2(group))
+    is_narrow = one_query and not deterministic
+    block_m = max(16 if is_narrow else 64 if head_padded <= 128 else 32, triton.next_power_of_2(group))
     num_blocks = batch.num_seqs if one_query else num_tokens // (block_m // group) + batch.num_seqs
     num_splits, max_segments = 1, triton.cdiv(batch.max_context_len, SEGMENT)
     if one_query and split is not False:
@@ -273,8 +274,9 @@ def paged_attention(
         HAS_CAP=soft_cap is not None,
         ONE_QUERY=one_query,
         SPLIT=is_split,
-        num_warps=4,
-        num_stages=2,
+        # What registers hold without spilling, on every capability (docs/gpu-kernels.md).
+        num_warps=4 if is_narrow else 8,
+        num_stages=3 if is_narrow else 2,
     )
     if is_split:
         _combine[num_tokens, num_heads](
@@ -303,7 +305,7 @@ def _scratch(query: torch.Tensor, max_segments: int) -> tuple[torch.Tensor, torc
 
 def _tile(dtype: torch.dtype, head_padded: int) -> int:
     """Keys a tile: what shared memory and registers hold; a function of the model alone, so bits never depend on it."""
-    return 64 if head_padded <= 128 and dtype.itemsize == 2 else 32
+    return 64 if head_padded <= 64 and dtype.itemsize == 2 else 32
 
 
 @cache

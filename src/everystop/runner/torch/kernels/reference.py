@@ -198,7 +198,8 @@ def _changed(x: torch.Tensor, batch: SamplingBatch, row: int) -> torch.Tensor:
 
 def _best_share(weights: dict[int, float], share: float) -> dict[int, float]:
     """The fewest first weights that are a share of all; at least one."""
-    target, reached, kept = share * sum(weights.values()), 0.0, {}
+    target, reached = share * sum(weights.values()), 0.0
+    kept: dict[int, float] = {}
     for token, weight in weights.items():
         if kept and reached >= target:
             break

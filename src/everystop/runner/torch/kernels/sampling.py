@@ -110,7 +110,7 @@ def _survey(
     to = row * num_tiles + tile
     tl.store(tops_ptr + to, top)
     tl.store(firsts_ptr + to, tl.min(tl.where(x == top, ids, 0x7FFFFFFF), axis=0))
-    tl.store(unsound_ptr + to, tl.max(tl.where(is_id & (is_sound == 0), 1, 0), axis=0))
+    tl.store(unsound_ptr + to, tl.max(tl.where(is_id, tl.where(is_sound, 0, 1), 0), axis=0))
 
 
 @triton.jit
