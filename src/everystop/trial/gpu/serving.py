@@ -100,7 +100,8 @@ def serve_by_transformers(spec: DecoderSpec, jobs: Sequence[Job], device: str) -
     import torch
     import transformers
 
-    config = transformers.LlamaConfig(
+    untyped: Any = transformers  # whose types differ from release to release
+    config = untyped.LlamaConfig(
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
         num_hidden_layers=spec.num_layers,
@@ -114,8 +115,8 @@ def serve_by_transformers(spec: DecoderSpec, jobs: Sequence[Job], device: str) -
         bos_token_id=None,
     )
     with torch.device(device):
-        model: Any = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
-    settings = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=1)
+        model = untyped.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    settings = untyped.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=1)
     with model.continuous_batching_context_manager(generation_config=settings) as manager:
         began_s = time.perf_counter()
         for i, job in enumerate(jobs):
