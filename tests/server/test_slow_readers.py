@@ -8,7 +8,6 @@ import json
 import logging
 import socket
 import threading
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,9 +120,9 @@ def test_a_whole_answer_may_be_larger_than_what_a_stream_may_leave_untaken(
     server: ParrotServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It grows no more: its reader may take its time, unless all together leave too much."""
-    monkeypatch.setattr(http, "MAX_UNSENT_BYTES", 100_000)
+    monkeypatch.setattr(http, "MAX_UNSENT_BYTES", 200_000)
     monkeypatch.setattr(unsent, "PIECE_BYTES", 50_000)
-    with reader(server, stream=False, max_tokens=2000) as connection:
+    with reader(server, stream=False, max_tokens=10_000) as connection:
         wait_until(lambda: not server.scheduler.requests)
         wait_until(lambda: any(each.flow.write_paused for each in server.service._http.server_state.connections))
         looked = threading.Event()
@@ -131,12 +130,12 @@ def test_a_whole_answer_may_be_larger_than_what_a_stream_may_leave_untaken(
         assert looked.wait(20)
         head, _, body = drain_until(connection, b'"usage"').partition(b"\r\n\r\n")
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        assert length > 400_000
+        assert length > 500_000
         while len(body) < length:
             body += connection.recv(1 << 20)
-        assert json.loads(body)["usage"]["completion_tokens"] == 2000
+        assert json.loads(body)["usage"]["completion_tokens"] == 10_000
     monkeypatch.setattr(http, "MAX_UNSENT_BYTES_IN_ALL", 200_000)
-    with reader(server, stream=False, max_tokens=2000):
+    with reader(server, stream=False, max_tokens=10_000):
         wait_until(lambda: not server.scheduler.requests)
         wait_until(lambda: not server.service._http.server_state.connections)
 
