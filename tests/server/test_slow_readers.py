@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.server.parrot import ParrotServer, parrot, wait_until
 
-from everystop.server import http
+from everystop.server import http, unsent
 
 BODY = {"prompt": "abcdefgh", "ignore_eos": True, "stream": True, "logprobs": 5, "max_tokens": 20_000}
 
@@ -114,6 +114,30 @@ def test_memory_for_one_reader_is_bounded_before_its_time_is_up(
     with reader(server), reader(server, max_tokens=10):
         wait_until(lambda: server.service.state.board.aborted == {"SlowReader": 1})
         wait_until(lambda: is_over(server))
+
+
+def test_a_whole_answer_may_be_larger_than_what_a_stream_may_leave_untaken(
+    server: ParrotServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It grows no more: its reader may take its time, unless all together leave too much."""
+    monkeypatch.setattr(http, "MAX_UNSENT_BYTES", 200_000)
+    monkeypatch.setattr(unsent, "PIECE_BYTES", 50_000)
+    with reader(server, stream=False, max_tokens=10_000) as connection:
+        wait_until(lambda: not server.scheduler.requests)
+        wait_until(lambda: any(each.flow.write_paused for each in server.service._http.server_state.connections))
+        looked = threading.Event()
+        server.loop.call_soon_threadsafe(lambda: (server.service._http.cut_off_laggards(), looked.set()))
+        assert looked.wait(20)
+        head, _, body = drain_until(connection, b'"usage"').partition(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        assert length > 500_000
+        while len(body) < length:
+            body += connection.recv(1 << 20)
+        assert json.loads(body)["usage"]["completion_tokens"] == 10_000
+    monkeypatch.setattr(http, "MAX_UNSENT_BYTES_IN_ALL", 200_000)
+    with reader(server, stream=False, max_tokens=10_000):
+        wait_until(lambda: not server.scheduler.requests)
+        wait_until(lambda: not server.service._http.server_state.connections)
 
 
 def test_memory_for_all_readers_is_bounded_and_the_furthest_behind_goes(
