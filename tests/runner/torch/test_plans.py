@@ -8,6 +8,7 @@ from tests.runner.test_native import (  # noqa: F401
     test_a_chunk_that_samples_nothing_gives_no_token,
     test_a_request_that_cannot_be_taken_fails_alone,
     test_a_row_may_compute_positions_again,
+    test_a_row_without_a_token_says_so_and_leaves_the_others_alone,
     test_copied_and_replaced_blocks_hold_the_same_tokens,
     test_greedy_generation_follows_the_logits,
     test_impossible_plans_are_refused_and_the_runner_lives,

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from everystop.core.plan import Admitted, StepPlan, StepResult
+from everystop.core.plan import NO_TOKEN_LEFT, Admitted, StepPlan, StepResult
 from everystop.core.rows import Row, Rows
 from everystop.model.spec import DecoderSpec, Float32Array
 from everystop.runner.codes import NOT_FINITE, NOT_TAKEN
-from everystop.runner.torch.batch import FAILED, AttentionBatch
+from everystop.runner.torch.batch import FAILED, MASKED, AttentionBatch
 from everystop.runner.torch.decoder import Decoder, Tokens
 from everystop.runner.torch.device import Fetch
 from everystop.runner.torch.graphs import DecodeGraphs, Shape, context_bounds, graph_sizes
@@ -167,7 +167,7 @@ class TorchRunner:
         if logits is None:
             return
         wanted = logits[landed["logprobs.rows"]] if sampled.wants_logprobs else None  # a copy: sampling may write over
-        tokens = self._decoder.kernels.sample(logits, sampled.batch(landed, self._tables))
+        tokens = sampled.sample(self._decoder.kernels, logits, landed, self._tables)
         sampled.note(tokens, landed, self._tables)
         outcome.tokens = tokens
         if wanted is not None:
@@ -393,6 +393,8 @@ class _Launched:
         is_padded = r >= len(self.prepared.step.riders) - self.prepared.step.num_padded
         if (rider.has_failed and not is_padded) or token == FAILED:
             return NOT_FINITE
+        if token == MASKED:
+            return NO_TOKEN_LEFT
         return () if token is None else (token,)
 
     def _note_failures(self, tokens: list[int]) -> None:
@@ -410,7 +412,7 @@ class _Launched:
         values, ranks, best, tops = (next(arrays) for _ in range(4))
         entries = read_scores(values, ranks, best, tops, nums)
         found = zip(riders, wants, entries, strict=True)
-        return {rider.request_id: entry for rider, i, entry in found if tokens[i] != FAILED}
+        return {rider.request_id: entry for rider, i, entry in found if tokens[i] >= 0}
 
     def _read_scores(self, arrays: Iterator[Array]) -> dict[int, list[Any]]:
         """The scores of each prompt, whose pieces lie one after the other."""

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from everystop.core.plan import TokenLogprobs
-from everystop.runner.torch.batch import LogitEdits, SamplingBatch
+from everystop.runner.torch.batch import FAILED, MASKED, LogitEdits, SamplingBatch
+from everystop.runner.torch.kernel_set import KernelSet
 from everystop.runner.torch.settings import FLOATS, INTEGERS
 from everystop.runner.torch.steps import Rider, Step
 from everystop.runner.torch.tables import Tables
@@ -67,6 +68,18 @@ class SampledRows:
             has_penalties=any(each.has_penalties for each in settings),
             has_masks=has_masks,
         )
+
+    @property
+    def may_mask(self) -> bool:
+        """Some row forbids tokens, perhaps all of them."""
+        return self.has_masks or "edits.rows" in self.arrays or "words.rows" in self.arrays
+
+    def sample(self, kernels: KernelSet, logits: Tensor, landed: Mapping[str, Tensor], tables: Tables) -> Tensor:
+        """One token a row [R], or FAILED, or MASKED; part of submitted work."""
+        # Looked at before, for sampling may write over the logits.
+        is_sound = logits.isfinite().all(-1) if self.may_mask else None
+        tokens = kernels.sample(logits, self.batch(landed, tables))
+        return tokens if is_sound is None else torch.where((tokens == FAILED) & is_sound, MASKED, tokens)
 
     def batch(self, landed: Mapping[str, Tensor], tables: Tables) -> SamplingBatch:
         """How the rows are sampled; part of submitted work."""
