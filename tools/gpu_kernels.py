@@ -76,17 +76,17 @@ class Launch:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a kernel takes: registers and bytes of stack a thread, bytes of shared memory a block, warps a block."""
+    """What a kernel takes: registers a thread, stores to its stack, bytes of shared memory a block, warps a block."""
 
     registers: int
-    stack: int
+    spills: int
     shared: int
     warps: int
 
     def complaint(self, capability: str) -> str:
         """Why the kernel is not fit for GPUs of a capability; empty where it is."""
-        if self.stack:
-            return f"spills: {self.stack} bytes of stack a thread"
+        if self.spills:
+            return f"{self.registers} registers, and {self.spills} stores to the stack"
         if self.shared > SHARED_KIB[capability] * 1024:
             return f"{self.shared / 1024:.0f} KiB of shared memory; a block may have {SHARED_KIB[capability]}"
         return ""
@@ -135,17 +135,21 @@ def _type_of(value: Any) -> str:
 
 
 def usage_of(compiled: Any) -> Usage:
-    """Read from the machine code, by NVIDIA's cuobjdump, which comes with Triton."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    """Read from the machine code, by NVIDIA's tools, which come with Triton."""
     cubin = Path(os.environ.get("TMPDIR", "/tmp")) / f"everystop-{os.getpid()}.cubin"
     cubin.write_bytes(compiled.asm["cubin"])
     try:
-        text = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+        found = re.search(r"REG:(\d+)", _read("cuobjdump", "-res-usage", cubin))
+        spills = len(re.findall(r"\bSTL\b", _read("nvdisasm", "-c", cubin)))
     finally:
         cubin.unlink()
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found, text
-    return Usage(int(found[1]), int(found[2]), compiled.metadata.shared, compiled.metadata.num_warps)
+    assert found, "cuobjdump names no registers"
+    return Usage(int(found[1]), spills, compiled.metadata.shared, compiled.metadata.num_warps)
+
+
+def _read(tool: str, option: str, cubin: Path) -> str:
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    return subprocess.run([program, option, cubin], capture_output=True, text=True, check=True).stdout
 
 
 # ------------------------------------------------------------------------------------------- what is launched, and how

@@ -276,7 +276,7 @@ def paged_attention(
         SPLIT=is_split,
         # What registers hold without spilling, on every capability (docs/gpu-kernels.md).
         num_warps=4 if is_narrow else 8,
-        num_stages=3 if is_narrow else 2,
+        num_stages=2,
     )
     if is_split:
         _combine[num_tokens, num_heads](
