@@ -277,6 +277,8 @@ def paged_attention(
         # What registers hold without spilling, on every capability (docs/gpu-kernels.md).
         num_warps=4 if is_narrow else 8,
         num_stages=2,
+        # Three blocks a multiprocessor, or one: left to itself, ptxas spills to have one more.
+        maxnreg=168 if is_narrow and head_padded <= 128 else 248,
     )
     if is_split:
         _combine[num_tokens, num_heads](
