@@ -104,10 +104,10 @@ class Decoder {
   void release(int64_t request_id);
 
   // Copies blocks (source, destination), computes all rows, and samples where logits_from < num_tokens. Per
-  // row: tokens[r] is the sampled id, kNoToken, kFailedToken or kMaskedToken; logprobs()[r] is filled where the request
-  // asks. A sampled token becomes the request's next one, except in the last num_padded_rows rows, whose
-  // results are thrown away. `prompts`, in the order of the rows, asks for scores: prompt_logprobs() has
-  // them, one after the other; a row of which one is not finite fails.
+  // row: tokens[r] is the sampled id, kNoToken, kFailedToken or kMaskedToken; logprobs()[r] is filled where
+  // the request asks. A sampled token becomes the request's next one, except in the last num_padded_rows
+  // rows, whose results are thrown away. `prompts`, in the order of the rows, asks for scores:
+  // prompt_logprobs() has them, one after the other; a row of which one is not finite fails.
   void step(const StepRow* rows, int64_t num_rows, const int32_t* copies, int64_t num_copies,
             int64_t num_padded_rows, const PromptLogits* prompts, int64_t num_prompts, int32_t* tokens);
   const std::vector<TokenLogprobs>& logprobs() const { return logprobs_; }

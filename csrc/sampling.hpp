@@ -84,8 +84,8 @@ class SamplingScratch {
 int32_t sample_token(const float* logits, int64_t n, const SamplingSettings& settings,
                      const TokenHistory& history, SamplingScratch& scratch, TokenLogprobs* logprobs);
 
-// Log-probabilities of `token`, and of the `num_top` best ones, after logits[n]; nothing is written where they
-// are not finite. The same bits as those of a sampled token.
+// Log-probabilities of `token`, and of the `num_top` best ones, after logits[n]; nothing is written where
+// they are not finite. The same bits as those of a sampled token.
 void score_token(const float* logits, int64_t n, int32_t token, int num_top, TokenLogprobs* logprobs);
 
 // The slow, obvious version: sorts the whole vocabulary and sums in double.
