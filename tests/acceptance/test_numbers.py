@@ -21,6 +21,7 @@ from tests.runner.invariance import GREEDY, RANDOM, Prompt, Run, Setting, assert
 from tests.runner.models import load_transformer, make_runner, random_model, random_transformer
 from tests.server.parrot import VOCAB, ParrotServer
 
+from everystop.backend import choose_backend
 from everystop.config import Config
 from everystop.core import fitting
 from everystop.core.draft import Draft
@@ -568,8 +569,8 @@ def test_ac_38_bfloat16_is_widened_and_float16_refused(tmp_path: Path, monkeypat
     logits = make_runner(loaded).logits(ids)
     assert np.isfinite(logits).all()
     np.testing.assert_array_equal(logits, make_runner(wanted).logits(ids))
-    with pytest.raises(ConfigError, match=r"float16.*int8.*float32"):
-        Config(dtype="float16")
+    with pytest.raises(ConfigError, match=r"float16.*cpu.*int8.*float32"):
+        choose_backend(Config(dtype="float16", device="cpu"))
     monkeypatch.setenv("EVERYSTOP_HOME", str(tmp_path / "home"))
     write_tokenizer(stored, sentencepiece_inner(), bos_token="<s>", eos_token="</s>")
     for dtype in ("float32", "int8"):

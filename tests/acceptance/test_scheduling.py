@@ -296,7 +296,7 @@ def test_ac_08_short_prompt_behind_a_long_one_has_its_token_within_three_steps()
 
 def test_mutant_ac_08_the_first_takes_the_whole_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        StepBudget, "share", lambda budget, start, remaining, *, contended: min(remaining, budget.left_at(start))
+        StepBudget, "share", lambda budget, start, remaining, **_: min(remaining, budget.left_at(start))
     )
     with pytest.raises(AssertionError, match="steps after its arrival"):
         check_ac_08()
