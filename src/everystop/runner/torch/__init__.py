@@ -1,1 +1,1 @@
-"""The PyTorch runner: one decoder on a GPU or, for tests and as the oracle, on the CPU; importing this loads no torch."""
+"""The PyTorch runner: one decoder on a GPU or, for tests and as the oracle, on the CPU; importing this loads none."""

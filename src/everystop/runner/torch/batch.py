@@ -13,6 +13,9 @@ from torch import Tensor
 FAILED = -2
 """What `sample` gives for a row whose logits hold a NaN or an infinity, or of which no token is left."""
 
+MASKED = -3
+"""What the runner makes of `FAILED` where the logits were sound, so that all tokens are masked."""
+
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy."""
 
