@@ -27,6 +27,7 @@ from typing import Any
 from benchmarks.local_server import LocalServer, read_counters
 from benchmarks.soak_clients import Client, Tally
 from benchmarks.soak_queries import queries
+from everystop.observe.history import RECENT_STEPS, ROW_BYTES, STEP_BYTES
 
 ADMIN = "soak-admin"
 KEYS = {"gold": "soak-gold-1", "silver": "soak-silver-1", "bronze": "soak-bronze-1"}
@@ -36,7 +37,9 @@ MODEL_OPTIONS = (
 )  # fmt: skip
 PARROT = (sys.executable, "-m", "tests.soak.parrot_process")
 WARM_UP_SHARE = 0.3
-FIRST_CROWD_S = 5.0
+FIRST_CROWD_SHARE, LEAST_FIRST_CROWD_S = 1 / 30, 5.0
+STEP_RECORD_BYTES = STEP_BYTES + 12 * ROW_BYTES  # of a step that all slots take part in
+MOST_GROWTH_BYTES = 16 << 20
 MIB = 1 << 20
 
 
@@ -48,6 +51,7 @@ class Look:
     rss_bytes: int
     num_threads: int
     num_descriptors: int
+    num_steps: int = 0
 
     def beyond(self, other: Look) -> dict[str, tuple[int, int]]:
         """What there is more of than there was, before and now."""
@@ -56,12 +60,12 @@ class Look:
         return {name: pair for name, pair in pairs.items() if pair[1] > pair[0]}
 
     @classmethod
-    def at(cls, pid: int) -> Look:
-        """Now."""
+    def at(cls, pid: int, num_steps: int = 0) -> Look:
+        """Now, after so many steps."""
         status = Path(f"/proc/{pid}/status").read_text()
         fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         rss = int(fields["VmRSS"].split()[0]) * 1024
-        return cls(time.monotonic(), rss, int(fields["Threads"]), len(os.listdir(f"/proc/{pid}/fd")))
+        return cls(time.monotonic(), rss, int(fields["Threads"]), len(os.listdir(f"/proc/{pid}/fd")), num_steps)
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Result:
     num_preemptions: int
     rss_mib: tuple[float, ...]  # in the course of the run, and at the end
     rss_mib_per_minute: float
+    num_steps: tuple[int, int]  # when memory begins to be watched, and in all; the last 30,000 are kept in memory
     num_threads: tuple[int, int]
     num_descriptors: tuple[int, int]
 
@@ -94,7 +99,8 @@ class Soak:
         """The sequential run, the crowd, the sequential run again; then what is left."""
         alone = self._client(0)
         answers = [alone.ask(query) for query in self._queries]
-        self._crowd(answers, FIRST_CROWD_S)  # until then threads are made as they are needed
+        first_s = max(LEAST_FIRST_CROWD_S, 60 * self._minutes * FIRST_CROWD_SHARE)
+        self._crowd(answers, first_s)  # until then threads are made as they are needed
         before, counters = self._wait_until_nothing_is_left(None), self._counters()
         self._crowd(answers, 60 * self._minutes)
         after = self._wait_until_nothing_is_left(before)
@@ -119,7 +125,7 @@ class Soak:
             thread.start()
         end_s = time.monotonic() + duration_s
         while time.monotonic() < end_s:
-            self._looks.append(Look.at(self._server.pid))
+            self._looks.append(Look.at(self._server.pid, int(self._counters()["steps"])))
             time.sleep(min(1.0, max(0.0, end_s - time.monotonic())))
         is_over.set()
         for thread in threads:
@@ -163,7 +169,7 @@ class Soak:
                 self._tally.fault(f"{name} grew by {after[name] - before[name]}, but there were {counts[least]}")
 
     def _result(self, before: Look, after: Look) -> Result:
-        warm = self._looks[int(len(self._looks) * WARM_UP_SHARE) :]
+        warm = warm_part(self._looks)
         return Result(
             minutes=self._minutes,
             counts=dict(sorted(self._tally.counts.items())),
@@ -171,6 +177,7 @@ class Soak:
             num_preemptions=int(self._counters()["num_preemptions"]),
             rss_mib=tuple(round(look.rss_bytes / MIB, 1) for look in (*course(self._looks, 20), after)),
             rss_mib_per_minute=round(slope_per_minute(warm), 3),
+            num_steps=(warm[0].num_steps, warm[-1].num_steps),
             num_threads=(before.num_threads, after.num_threads),
             num_descriptors=(before.num_descriptors, after.num_descriptors),
         )
@@ -179,6 +186,14 @@ class Soak:
 def course(looks: list[Look], num: int) -> list[Look]:
     """At most so many of them, evenly spread."""
     return looks[:: -(-len(looks) // num)]
+
+
+def warm_part(looks: list[Look]) -> list[Look]:
+    """Without the first share, and from when the steps that the server keeps in memory are as many as they get, unless
+    the run ends before.
+    """
+    looks = looks[int(len(looks) * WARM_UP_SHARE) :]
+    return [look for look in looks if look.num_steps >= RECENT_STEPS] or looks
 
 
 def slope_per_minute(looks: list[Look]) -> float:
@@ -195,8 +210,9 @@ def slope_per_minute(looks: list[Look]) -> float:
 def faults_of(result: Result) -> list[str]:
     """All that must not be: what was seen, and what makes the run worth nothing."""
     found = list(result.faults)
-    growth_mib = result.rss_mib_per_minute * result.minutes
-    if growth_mib > 16 and result.rss_mib_per_minute > 0.5:
+    first, last = (min(num, RECENT_STEPS) for num in result.num_steps)
+    most_mib = (MOST_GROWTH_BYTES + (last - first) * STEP_RECORD_BYTES) / MIB
+    if result.rss_mib_per_minute * result.minutes > most_mib and result.rss_mib_per_minute > 0.5:
         found.append(f"memory grows by {result.rss_mib_per_minute} MiB a minute")
     if not result.num_preemptions:
         found.append("nobody was preempted")

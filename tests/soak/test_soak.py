@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from benchmarks.soak import Look, Result, faults_of, slope_per_minute, soak
+from benchmarks.soak import Look, Result, faults_of, slope_per_minute, soak, warm_part
 from benchmarks.soak_clients import ACTIONS
 from benchmarks.soak_queries import canonical, put_together, queries
 
@@ -38,6 +38,7 @@ GOOD = Result(
     num_preemptions=100,
     rss_mib=(300.0, 310.0, 311.0),
     rss_mib_per_minute=0.01,
+    num_steps=(30_000, 80_000),
     num_threads=(9, 9),
     num_descriptors=(20, 20),
 )
@@ -61,6 +62,21 @@ def test_the_slope_is_that_of_the_memory() -> None:
     looks = [Look(float(i), (300 * MIB) + i * MIB // 60 + (i % 3) * 1000, 9, 20) for i in range(600)]
     assert slope_per_minute(looks) == pytest.approx(1.0, rel=0.01)
     assert slope_per_minute(looks[:1]) == 0.0
+
+
+def test_memory_may_grow_while_the_server_keeps_more_steps() -> None:
+    """25,000 steps of 1,200 bytes are 29 MiB."""
+    grown = replace(GOOD, rss_mib_per_minute=1.4, num_steps=(5_000, 30_000))
+    assert not faults_of(grown)
+    assert len(faults_of(replace(grown, rss_mib_per_minute=1.6))) == 1
+    assert len(faults_of(replace(grown, num_steps=(30_000, 60_000)))) == 1
+
+
+def test_memory_is_watched_from_when_all_steps_are_kept() -> None:
+    looks = [Look(float(i), 300 * MIB, 9, 20, num_steps=1_000 * i) for i in range(100)]
+    assert warm_part(looks) == looks[30:]
+    assert warm_part(looks[:20]) == looks[6:20]
+    assert warm_part([replace(look, num_steps=600 * i) for i, look in enumerate(looks)])[0].num_steps == 30_000
 
 
 def test_queries_are_the_same_each_time_and_of_all_kinds() -> None:
