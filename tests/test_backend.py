@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from everystop.core.errors import ConfigError
 
 
 def choose(config: Config, folder: Path, *, has_torch: bool = True) -> Backend:
-    return choose_backend(config, has_torch=lambda: has_torch, devices=folder)
+    return choose_backend(config, has_torch=lambda: has_torch, is_for_cuda=lambda: has_torch, devices=folder)
 
 
 @pytest.fixture
@@ -32,6 +33,23 @@ def test_a_gpu_is_found_where_there_is_one_and_pytorch(gpu: Path, tmp_path_facto
     assert choose(Config(), none) == Backend("cpu", "int8")
     assert choose(Config(), gpu, has_torch=False) == Backend("cpu", "int8")
     assert choose(Config(device="cpu"), gpu) == Backend("cpu", "int8")
+
+
+@pytest.mark.parametrize(
+    ("version", "device"),
+    [("cuda: Optional[str] = '12.8'\n", "cuda"), ('cuda = "13.0"\n', "cuda"), ("cuda: Optional[str] = None\n", "cpu")],
+)
+def test_a_pytorch_without_cuda_finds_no_gpu(
+    gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, device: str
+) -> None:
+    """A machine with a GPU may have the build for CPUs, which the tests want."""
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('it is not to be loaded')")
+    (package / "version.py").write_text(f"__version__ = '2.13.0'\n{version}hip: Optional[str] = None\n")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert choose_backend(Config(), devices=gpu).device == device
 
 
 def test_each_device_has_a_dtype_of_its_own(gpu: Path) -> None:

@@ -5,6 +5,7 @@ other settings. Loads neither.
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,14 @@ class Backend:
         return 1 if self.device == CUDA else 0
 
 
-def choose_backend(config: Config, *, has_torch: Callable[[], bool] | None = None, devices: Path = DEVICES) -> Backend:
-    """What `--device` and `--dtype` say, or the default of what is there: a GPU where one is, with PyTorch installed.
+def choose_backend(
+    config: Config,
+    *,
+    has_torch: Callable[[], bool] | None = None,
+    is_for_cuda: Callable[[], bool] | None = None,
+    devices: Path = DEVICES,
+) -> Backend:
+    """What `--device` and `--dtype` say, or the default of what is there: a GPU where one is, with a PyTorch for it.
 
     Raises ConfigError for settings that have no effect on the device, and for PyTorch where it is missing. Looks for a
     GPU among `devices`, and loads nothing.
@@ -47,7 +54,7 @@ def choose_backend(config: Config, *, has_torch: Callable[[], bool] | None = Non
     has_torch = has_torch or _has_torch
     device = config.device
     if device == "auto":
-        device = CUDA if any(devices.glob("nvidia[0-9]*")) and has_torch() else CPU
+        device = CUDA if any(devices.glob("nvidia[0-9]*")) and (is_for_cuda or _is_for_cuda)() else CPU
     elif device != CPU and not has_torch():
         raise ConfigError(f"--device {device} needs PyTorch, which is not installed; {INSTALL}, or choose --device cpu")
     backend = Backend(device, DTYPES[device][0] if config.dtype == "auto" else config.dtype)
@@ -57,6 +64,15 @@ def choose_backend(config: Config, *, has_torch: Callable[[], bool] | None = Non
 
 def _has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
+
+
+def _is_for_cuda() -> bool:
+    """Whether there is a PyTorch that was built for CUDA, which its file `version.py` says."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    version = Path(spec.origin).with_name("version.py")
+    return version.is_file() and re.search(r"^cuda\b[^=\n]*= *['\"]", version.read_text(), re.MULTILINE) is not None
 
 
 def _check_honoured(config: Config, backend: Backend) -> None:
