@@ -9,6 +9,7 @@ from tests.core.harness import Harness, make_request, make_scheduler
 from tests.core.hash_model import HashModelRunner, solo
 
 from everystop.core.plan import StepPlan
+from everystop.runner import Launched
 from everystop.core.request import FinishReason, SamplingParams
 from everystop.core.rows import Rows
 
@@ -17,13 +18,13 @@ def harness_with(damage: Callable[[StepPlan], None], *, prefix_caching: bool = F
     """A harness whose plans are damaged on their way to the runner."""
     scheduler = make_scheduler(block_size=4, prefix_caching=prefix_caching, max_num_batched_tokens=8)
     harness = Harness(scheduler, is_checking=False)
-    execute = harness.runner.execute
+    launch = harness.loop._launch
 
-    def damaged_execute(plan: StepPlan) -> object:
+    def damaged_launch(plan: StepPlan) -> Launched:
         damage(plan)
-        return execute(plan)
+        return launch(plan)
 
-    harness.loop._runner.execute = damaged_execute  # type: ignore[method-assign, assignment]
+    harness.loop._launch = damaged_launch
     return harness
 
 
