@@ -9,9 +9,9 @@ from tests.core.harness import Harness, make_request, make_scheduler
 from tests.core.hash_model import HashModelRunner, solo
 
 from everystop.core.plan import StepPlan
-from everystop.runner import Launched
 from everystop.core.request import FinishReason, SamplingParams
 from everystop.core.rows import Rows
+from everystop.runner import Launched
 
 
 def harness_with(damage: Callable[[StepPlan], None], *, prefix_caching: bool = False) -> Harness:
