@@ -1,8 +1,8 @@
 """Kernels run in Triton's interpreter, on the CPU; with TRITON_INTERPRET=0 the same tests run them on a GPU.
 
-Triton reads the variable when a kernel is defined, so it is set here, at collection, before any test of this folder
-imports one. Nothing outside `everystop.runner.torch.kernels` defines kernels, so no other test sees a difference; what
-compiles kernels (`test_compile.py`) does so in a process of its own.
+Triton reads the variable when it is imported, which PyTorch or transformers may do for any test, and when a kernel is
+defined; so it is set in `tests/conftest.py`, before all. What compiles kernels (`test_compile.py`) does so in a process of
+its own.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from typing import Any
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch
