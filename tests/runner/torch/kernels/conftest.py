@@ -1,8 +1,8 @@
 """Kernels run in Triton's interpreter, on the CPU; with TRITON_INTERPRET=0 the same tests run them on a GPU.
 
 Triton reads the variable when it is imported, which PyTorch or transformers may do for any test, and when a kernel is
-defined; so it is set in `tests/conftest.py`, before all. What compiles kernels (`test_compile.py`) does so in a process of
-its own.
+defined; so it is set in `tests/conftest.py`, before all. What compiles kernels (`test_compile.py`) does so in a process
+of its own.
 """
 
 from __future__ import annotations
