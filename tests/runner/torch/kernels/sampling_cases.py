@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from everystop import _native
-from everystop.runner.torch.batch import LogitEdits, SamplingBatch
+from everystop.runner.torch.batch import FAILED, MASKED, LogitEdits, SamplingBatch
 
 NEUTRAL: dict[str, Any] = {
     "temperature": 1.0,
@@ -41,10 +41,11 @@ class Row:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def native(self, *, naive: bool = False) -> int:
-        """The token that the native runner samples."""
+        """The token that the native runner samples; FAILED also where none is left, which kernels do not tell apart."""
         history = np.array(self.history, dtype=np.int32)
         logits = self.logits.astype(np.float32)
-        return int(_native.sample(logits, NEUTRAL | self.settings, history, self.num_prompt, naive=naive)[0])
+        token = int(_native.sample(logits, NEUTRAL | self.settings, history, self.num_prompt, naive=naive)[0])
+        return FAILED if token == MASKED else token
 
 
 def batch_of(rows: Sequence[Row], device: torch.device) -> tuple[torch.Tensor, SamplingBatch]:
