@@ -334,11 +334,11 @@ class ParrotServer:
     @contextlib.contextmanager
     def held(self, headers: Mapping[str, str] | None = None, **fields: Any) -> Iterator[http.client.HTTPConnection]:
         """A request that has reached the engine and never ends by itself; its client leaves with the context."""
-        num = len(self.scheduler.requests)
+        before = set(self.scheduler.requests)  # which may end meanwhile
         body = json.dumps({"prompt": "abc", "ignore_eos": True, **fields})
         with contextlib.closing(self.connect()) as connection:
             connection.request("POST", "/v1/completions", body, dict(headers or {}))
-            wait_until(lambda: len(self.scheduler.requests) > num)
+            wait_until(lambda: not before.issuperset(self.scheduler.requests.copy()))
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result()  # the turn that submitted it is over
             yield connection
 
