@@ -71,15 +71,15 @@ def test_ids_of_others_in_a_sentence_are_links(open_page: Open, server: FakeServ
 def test_the_charts_are_drawn_and_zoom(open_page: Open, server: FakeServer) -> None:
     watched = shown(open_page, server, height=1800)
     page = watched.page
-    page.wait_for_function("document.getElementById('tokens').width > 300")
+    watched.wait_for("document.getElementById('tokens').width > 300")
     assert {DECODE, PREFILL} <= watched.colors("#waterfall")
     assert {DECODE, PREFILL} <= watched.colors("#mates")
     assert {DECODE, SLOW} <= watched.colors("#tokens")
     whole = page.evaluate("document.getElementById('waterfall').toDataURL()")
     page.click("#zoom-in")
-    page.wait_for_function("whole => document.getElementById('waterfall').toDataURL() !== whole", arg=whole)
+    watched.wait_for("whole => document.getElementById('waterfall').toDataURL() !== whole", whole)
     page.click("#whole")
-    page.wait_for_function("whole => document.getElementById('waterfall').toDataURL() === whole", arg=whole)
+    watched.wait_for("whole => document.getElementById('waterfall').toDataURL() === whole", whole)
 
 
 def test_arrow_keys_go_from_token_to_token(open_page: Open, server: FakeServer) -> None:

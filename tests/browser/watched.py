@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
+DEADLINE_S = 30.0
 LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
 
 
@@ -39,6 +41,15 @@ class Watched:
     def wait_for_text(self, selector: str, text: str) -> None:
         """Wait until the element contains the text."""
         self.page.locator(selector, has_text=text).first.wait_for()
+
+    def wait_for(self, expression: str, argument: object = None) -> None:
+        """Wait until a script's value is true; `wait_for_function` has the page evaluate it, which its policy forbids
+        from the second look on.
+        """
+        end = time.monotonic() + DEADLINE_S
+        while not self.page.evaluate(expression, argument):
+            assert time.monotonic() < end, f"it never came true: {expression}"
+            self.page.wait_for_timeout(20)
 
     def look(self, width: int, scheme: str) -> None:
         """Look with this width and theme, after two frames."""

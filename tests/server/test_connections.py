@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import resource
 import socket
 import time
@@ -15,6 +16,7 @@ from tests.server.parrot import ParrotServer, parrot, parse_events, wait_until
 
 from everystop.server import bodies, framing, http, listener
 from everystop.server.bodies import MAX_BODY_BYTES
+from everystop.server.http import MAX_HEADER_BYTES
 
 COMPLETIONS = "/v1/completions"
 
@@ -49,6 +51,37 @@ def test_a_client_that_leaves_frees_its_blocks_whatever_it_pipelined(num_pipelin
         wait_until(lambda: server.num_free_blocks == server.num_blocks)
         wait_until(lambda: server.metric("request_success_total", "abort") >= 1)
         assert server.metric("request_success_total", "length") == 0
+
+
+def receive_at_once(server: ParrotServer, data: bytes) -> None:
+    """Have the one connection receive all this in one read, as a loop that was late may."""
+
+    async def receive() -> None:
+        [protocol] = server.service._http.server_state.connections
+        protocol.data_received(data)
+
+    wait_until(lambda: len(server.service._http.server_state.connections) == 1)
+    asyncio.run_coroutine_threadsafe(receive(), server.loop).result()
+
+
+@pytest.mark.parametrize("before", [b"", request() + request()])
+def test_endless_headers_are_refused_however_much_one_read_brings(server: ParrotServer, before: bytes) -> None:
+    wait_until(lambda: not server.service._http.server_state.connections)
+    with connect(server) as connection:
+        receive_at_once(server, before + b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 2 * MAX_HEADER_BYTES)
+        answer = read_all(connection)
+    assert answer.count(b"HTTP/1.1 200") == before.count(b"POST")
+    assert before or answer.startswith(b"HTTP/1.1 431")
+
+
+def test_a_large_body_and_what_is_pipelined_may_come_in_one_read(server: ParrotServer) -> None:
+    wait_until(lambda: not server.service._http.server_state.connections)
+    with connect(server) as connection:
+        long = request(prompt=[97] * 100_000)
+        receive_at_once(server, request() + long + request(b"Connection: close\r\n"))
+        answer = read_all(connection)
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"400", b"200"]
+    assert b"context_length_exceeded" in answer
 
 
 def test_pipelined_requests_are_answered_in_order(server: ParrotServer) -> None:

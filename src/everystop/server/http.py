@@ -32,6 +32,7 @@ from everystop.server.framing import JoinedHead, LastSend, UnframedSend
 from everystop.server.unsent import Unsent, unsent_of
 
 MAX_HEADER_BYTES = 64 * 1024
+PIECE_BYTES = 16 * 1024  # are parsed before what has come is counted; a read may bring more than all bounds
 MAX_PIPELINED = 16
 MAX_UNSENT_BYTES = 16 * 1024 * 1024  # that wait for one reader
 MAX_UNSENT_BYTES_IN_ALL = 256 * 1024 * 1024
@@ -82,8 +83,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse; what still comes when all is over is read, and dropped, lest the last answer be lost."""
         self._unset_keepalive_if_required()
-        if self._is_over:
-            return
+        rest = memoryview(data)
+        while rest and not self._is_over:
+            self._take_piece(rest[:PIECE_BYTES])
+            rest = rest[PIECE_BYTES:]
+
+    def _take_piece(self, data: memoryview) -> None:
         self._num_unplaced += len(data)
         try:
             while data:
@@ -95,15 +100,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if self._num_unplaced > MAX_HEADER_BYTES:
                 self._refuse(_headers_too_large())
 
-    def _feed(self, data: bytes) -> bytes:
+    def _feed(self, data: memoryview) -> memoryview:
         """Parse; returns what is left behind the headers of a request that offers an upgrade."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
             self._pass_over_upgrade()
-            rest: bytes = data[offer.args[0] :]
-            return rest
-        return b""
+            return data[offer.args[0] :]
+        return data[:0]
 
     def _pass_over_upgrade(self) -> None:
         """Go on with a parser that has read the same headers but the offer, and expects the body."""
