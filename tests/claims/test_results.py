@@ -62,7 +62,7 @@ def test_a_section_shows_what_decides_and_what_is_beside_it() -> None:
     page = render([make_claim(1)], {1: make_result(2)}, "claims")
     assert "✘ did not hold" in page
     assert "| things | 2 things | exact | at least 3 things | ✘ did not hold | counted" in page
-    assert "| ratio | 2.24 × | 0.542 × to 9.23 × | measured, 2 repeats |" in page
+    assert "| ratio | 2.24 × | 0.0316 × to 158 × | measured, 2 repeats |" in page
     assert "<picture>" not in page
 
 

@@ -17,6 +17,11 @@ def test_quantiles_of_student_are_those_of_the_tables(degrees: int, expected: fl
     assert t_quantile(degrees) == pytest.approx(expected, abs=5e-4)
 
 
+@pytest.mark.parametrize(("degrees", "expected"), [(1, 63.657), (4, 4.604), (9, 3.250)])
+def test_quantiles_of_another_confidence_are_those_of_the_tables(degrees: int, expected: float) -> None:
+    assert t_quantile(degrees, 0.99) == pytest.approx(expected, abs=5e-4)
+
+
 def test_a_ratio_is_the_geometric_mean_of_its_pairs() -> None:
     ratio = paired_ratio([2.0, 8.0], [1.0, 1.0])
     assert ratio is not None

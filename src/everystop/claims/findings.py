@@ -28,15 +28,17 @@ class Source(StrEnum):
     COMPUTED = "computed"
 
 
+NUM_LOOKS = 3  # at a claim's figures, each with twice the repeats of the one before
+CONFIDENCE = 1 - 0.05 / NUM_LOOKS  # of each, so that all together are wrong in one of twenty (Bonferroni)
 INTERVAL_METHOD = (
-    "the geometric mean over the repeats, and Student's 95 % interval of the mean logarithm; a ratio is taken within "
-    "each repeat first"
+    f"the geometric mean over the repeats, and Student's {100 * CONFIDENCE:.1f} % interval of the mean logarithm; a "
+    "ratio is taken within each repeat first"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A number with its 95 % interval; `low` and `high` are None where one repeat gives no interval, and equal `value`
+    """A number with its interval; `low` and `high` are None where one repeat gives no interval, and equal `value`
     where it is exact. `unit` is "s", "%" (the value is a share), "×", or a word that follows the number.
     """
 
@@ -79,7 +81,7 @@ def in_words(value: float, unit: str) -> str:
 
 def measured(name: str, values: Sequence[float], unit: str) -> Figure:
     """A figure above 0 that was measured once a repeat."""
-    mean = mean_ratio(values)
+    mean = mean_ratio(values, CONFIDENCE)
     return Figure(
         name=name,
         value=mean.mean,
@@ -171,6 +173,13 @@ class Findings:
     def verdict(self) -> Verdict:
         """What follows."""
         return verdict_of(self.conditions)
+
+    @property
+    def may_be_decided(self) -> bool:
+        """It is undecided, and more repeats would narrow the intervals for which it is."""
+        undecided = [each.figure for each in self.conditions if each.verdict is Verdict.UNDECIDED]
+        can_narrow = all(each.source is Source.MEASURED and each.num_repeats > 1 for each in undecided)
+        return self.verdict is Verdict.UNDECIDED and can_narrow
 
     def as_data(self) -> dict[str, Any]:
         """Plain data."""

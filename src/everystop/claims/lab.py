@@ -55,12 +55,17 @@ class Watcher(Protocol):
 
 
 class Lab(Protocol):
-    """What claims measure with; `num_repeats` is how often each trial runs where the claim does not say less, and
-    `client_cpu_s` what all clients so far have computed.
-    """
+    """What claims measure with."""
 
-    num_repeats: int
-    client_cpu_s: float
+    @property
+    def num_repeats(self) -> int:
+        """How often each trial runs where the claim does not say less."""
+        ...
+
+    @property
+    def client_cpu_s(self) -> float:
+        """What all clients so far have computed."""
+        ...
 
     def runs(self, trials: Mapping[str, Trial], num_repeats: int | None = None) -> dict[str, list[Run]]:
         """Each trial so many times, in turns (A B A B …), so that whatever else the machine does meets all of them."""

@@ -2,7 +2,7 @@
 
 Each repeat runs both policies one after the other, so what is wrong with the machine in that minute meets both. The
 ratio of a repeat is taken first; its logarithm is averaged over the repeats, and the interval is Student's: with n
-repeats, mean ± t(n − 1, 97.5 %) · s / √n on the logarithms, brought back by exp. It holds where the logarithms of
+repeats, mean ± t(n − 1) · s / √n on the logarithms, brought back by exp. It holds where the logarithms of
 repeats are independent and roughly normal; one repeat has no interval.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 METHOD = "paired over repeats: Student's 95 % interval of the mean logarithm of the ratio"
-TAIL = 0.975
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """The geometric mean of `values`, one a repeat, and its 95 % interval from `low` to `high`, None without one."""
+    """The geometric mean of `values`, one a repeat, and its interval from `low` to `high`, None without one."""
 
     values: tuple[float, ...]
     mean: float
@@ -49,29 +49,29 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     return mean_ratio([a / b for a, b in pairs])
 
 
-def mean_ratio(values: Sequence[float]) -> Ratio:
-    """The geometric mean of ratios above 0, and its interval."""
+def mean_ratio(values: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
+    """The geometric mean of ratios above 0, and the interval that holds the true one with that confidence."""
     logs = [math.log(value) for value in values]
     n, mean = len(logs), math.fsum(logs) / len(logs)
     if n == 1:
         return Ratio(values=tuple(values), mean=math.exp(mean), low=None, high=None)
     deviation = math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / (n - 1))
-    margin = t_quantile(n - 1) * deviation / math.sqrt(n)
+    margin = t_quantile(n - 1, confidence) * deviation / math.sqrt(n)
     return Ratio(values=tuple(values), mean=math.exp(mean), low=math.exp(mean - margin), high=math.exp(mean + margin))
 
 
-def t_quantile(degrees: int) -> float:
-    """The value that Student's t with so many degrees of freedom does not exceed with a probability of 97.5 %.
+def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
+    """What Student's |t| with so many degrees of freedom stays below with that probability.
 
-    Example, 4 degrees: 2.776.
+    Example, 4 degrees and 95 %: 2.776.
     """
     assert degrees >= 1
     low, high = 0.0, 1.0
-    while _t_within(high, degrees) < 2 * TAIL - 1:
+    while _t_within(high, degrees) < confidence:
         high *= 2
     for _ in range(80):
         middle = (low + high) / 2
-        if _t_within(middle, degrees) < 2 * TAIL - 1:
+        if _t_within(middle, degrees) < confidence:
             low = middle
         else:
             high = middle

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+from tests.claims.labs import make_lab
+
+from everystop.claims.findings import NUM_LOOKS, Condition, Findings, Verdict, counted, measured
+from everystop.claims.lab import Lab, LabError, Trial
+from everystop.claims.looks import look
+from everystop.observe.comparison import Run
+from everystop.sim.workloads import Dice, Job, Workload
+
+
+def make_trials(seed: int = 7) -> dict[str, Trial]:
+    dice = Dice("looks", seed)
+    workload = Workload("looks", 2, tuple(Job(prompt=dice.prompt(4), max_tokens=3) for _ in range(2)))
+    return {policy: Trial(workload, policy) for policy in ("static", "continuous")}
+
+
+class CountingLab:
+    """A lab in virtual time that notes how often it was asked to run, and may change what comes out."""
+
+    def __init__(self, num_repeats: int) -> None:
+        self._lab = make_lab(num_repeats)
+        self.num_repeats = num_repeats
+        self.asked: list[int | None] = []
+        self.spoil: Callable[[Run], Run] = lambda run: run
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._lab, name)
+
+    def runs(self, trials: Mapping[str, Trial], num_repeats: int | None = None) -> dict[str, list[Run]]:
+        self.asked.append(num_repeats)
+        return {name: [self.spoil(run) for run in runs] for name, runs in self._lab.runs(trials, num_repeats).items()}
+
+
+def findings(values: Sequence[float], at_least: float) -> Findings:
+    return Findings(headline="", how="", conditions=(Condition(figure=measured("x", values, "×"), at_least=at_least),))
+
+
+def measure_with(values: Sequence[float], at_least: float) -> Callable[[Lab], Findings]:
+    """As many of the values as there are runs."""
+
+    def measure(lab: Lab) -> Findings:
+        runs = lab.runs(make_trials())
+        assert {name: [run.repeat for run in each] for name, each in runs.items()} == {
+            name: list(range(lab.num_repeats)) for name in ("static", "continuous")
+        }
+        return findings(values[: lab.num_repeats], at_least)
+
+    return measure
+
+
+def test_what_is_decided_is_not_run_again() -> None:
+    lab = CountingLab(3)
+    assert look(measure_with([2.0, 2.01, 2.02], 1.5), lab).verdict is Verdict.HELD
+    assert lab.asked == [3]
+
+
+@pytest.mark.parametrize(("at_least", "verdict"), [(1.5, Verdict.HELD), (2.5, Verdict.DID_NOT_HOLD)])
+def test_what_is_undecided_is_run_on_until_it_is_decided(at_least: float, verdict: Verdict) -> None:
+    lab = CountingLab(3)
+    values = [1.7, 2.0, 2.3, 2.0, 2.0, 2.0]
+    assert findings(values[:3], at_least).verdict is Verdict.UNDECIDED
+    found = look(measure_with(values, at_least), lab)
+    assert found.verdict is verdict
+    assert found.conditions[0].figure.num_repeats == 6
+    assert lab.asked == [3, 3]
+
+
+def test_what_stays_undecided_ends_after_the_last_look() -> None:
+    lab = CountingLab(2)
+    found = look(measure_with([1.0, 4.0] * 4, 2.0), lab)
+    assert found.verdict is Verdict.UNDECIDED
+    assert found.conditions[0].figure.num_repeats == 2 * 2 ** (NUM_LOOKS - 1)
+    assert lab.asked == [2, 2, 2, 2]
+
+
+def test_one_repeat_and_counts_are_looked_at_once() -> None:
+    lab = CountingLab(1)
+    assert look(measure_with([2.0], 2.0), lab).verdict is Verdict.UNDECIDED
+    assert lab.asked == [1]
+    num_looks = 0
+
+    def count(lab: Lab) -> Findings:
+        nonlocal num_looks
+        num_looks += 1
+        return Findings(headline="", how="", conditions=(Condition(figure=counted("x", [1, 3]), at_least=2),))
+
+    assert look(count, CountingLab(3)).verdict is Verdict.UNDECIDED
+    assert num_looks == 1
+
+
+def test_trials_that_ask_for_fewer_repeats_double_with_the_others() -> None:
+    lab = CountingLab(5)
+
+    def measure(lab: Lab) -> Findings:
+        one, other = lab.runs(make_trials()), lab.runs(make_trials(seed=8), 2)
+        assert len(one["static"]) == lab.num_repeats
+        assert len(other["static"]) == lab.num_repeats * 2 // 5
+        return findings([1.0, 4.0] * len(other["static"]), 2.0)
+
+    look(measure, lab)
+    assert lab.asked == [5, 2, 5, 2, 5, 5, 2, 2]
+
+
+def test_outputs_are_compared_across_looks() -> None:
+    lab = CountingLab(2)
+
+    def spoil(run: Run) -> Run:
+        if len(lab.asked) < 2:
+            return run
+        return replace(run, requests=[replace(line, digest="other") for line in run.requests])
+
+    lab.spoil = spoil
+    with pytest.raises(LabError, match="outputs of the same requests differ"):
+        look(measure_with([1.0, 4.0] * 4, 2.0), lab)
+
+
+def test_all_looks_together_are_wrong_as_seldom_as_one() -> None:
+    """A figure whose true value is its bound is called held or failed in at most one of twenty."""
+    random, num_wrong, num_tried = Random(7), 0, 2000
+    for _ in range(num_tried):
+        values = [2.0 * random.lognormvariate(0, 0.2) for _ in range(20)]
+        looks = [Condition(figure=measured("x", values[:n], "×"), at_least=2.0).verdict for n in (5, 10, 20)]
+        num_wrong += any(verdict is not Verdict.UNDECIDED for verdict in looks)
+    assert num_wrong / num_tried <= 0.05
