@@ -28,7 +28,7 @@ from everystop.observe.report.words import listed, percent
 
 SIZES, MEASURED_SIZES = (4, 8, 16, 32, 64), (4, 16, 64)
 SMALLEST, LARGEST = SIZES[0], SIZES[-1]
-NUM_SIMULATED, NUM_MEASURED, NUM_REPEATS = 2048, 192, 3
+NUM_SIMULATED, NUM_MEASURED = 2048, 192
 STEP_TOKENS = 1024  # so that a batch of 64 boards in one step
 POLICIES = ("static", "continuous")
 MOST_SHARE, LEAST_GAIN = 0.75, 1.05
@@ -44,7 +44,7 @@ def trial(policy: str, size: int, num_jobs: int) -> Trial:
 def measure(lab: Lab) -> Findings:
     """The first of the requests on the server, all of them in virtual time with the step times of these runs."""
     keys = list(itertools.product(POLICIES, MEASURED_SIZES))
-    named = lab.runs({f"{p}, {n} slots": trial(p, n, NUM_MEASURED) for p, n in keys}, NUM_REPEATS)
+    named = lab.runs({f"{p}, {n} slots": trial(p, n, NUM_MEASURED) for p, n in keys})
     runs = dict(zip(keys, named.values(), strict=True))
     fitted = fit_cost(run for each in runs.values() for run in each)
     virtual = {
