@@ -178,7 +178,8 @@ CLAIM = Claim(
     "as the longest of more answers, so a smaller share of its slots does work.",
     test=f"the share of slot-steps that do work falls at every doubling from {SMALLEST} to {LARGEST} slots "
     f"(simulated), and to at most {MOST_SHARE:g} of what it was (simulated and counted on the server); tokens a "
-    f"second rise from {SMALLEST} to {LARGEST} slots; and continuous batching brings more of them at each size measured.",
+    f"second rise from {SMALLEST} to {LARGEST} slots; and continuous batching brings more of them at each size "
+    "measured.",
     measure=measure,
     draw=draw,
 )
