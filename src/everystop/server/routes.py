@@ -86,7 +86,6 @@ def make_app(
             EverystopError: handle_error,
             ClientGone: handle_error,
             HTTPException: handle_http_exception,
-            Exception: handle_error,
         },
     )
     app.router.redirect_slashes = False
