@@ -86,6 +86,7 @@ ALLOWED = {
     "everystop.observe.report": {"everystop.core.events", "everystop.observe", ERRORS},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
     "everystop.observe.recorder": {
+        "everystop.observe.record_file",
         "everystop.observe.history:Client",
         "everystop.core.plan",
         "everystop.core.policy:PolicySettings",

@@ -367,7 +367,9 @@ class Config:
     record: str | None = setting(
         None,
         "--record",
-        "write every scheduler call to this file, for replay; without text or token ids",
+        "write every scheduler call to this file, for replay; without text or token ids. Records that are there become "
+        "FILE.1 to FILE.5, the newest first",
+        metavar="FILE",
         group=SCHEDULER,
     )
     record_prompts: bool = setting(
