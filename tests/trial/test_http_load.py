@@ -280,6 +280,11 @@ def test_a_request_is_named_by_the_index_of_its_job_where_there_is_a_prefix() ->
     assert b"x-request-id" not in Target(url="http://127.0.0.1:1").request(job, 7)
 
 
+def test_a_servers_path_prefix_stands_before_the_route() -> None:
+    head = Target(url="http://127.0.0.1:1/proxy/v1").request(Job(prompt=(1,), max_tokens=1))
+    assert head.startswith(b"POST /proxy/v1/completions HTTP/1.1\r\nHost: 127.0.0.1:1\r\n")
+
+
 def test_a_run_says_when_it_began() -> None:
     before_ns = time.monotonic_ns()
     done = run(whole_answer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
@@ -162,8 +163,13 @@ class Load:
         return time.perf_counter() - self._started_s
 
     async def _connect(self) -> Connection:
-        host, port = self._target.address()
-        _, connection = await asyncio.get_running_loop().create_connection(lambda: Connection(self._now_s), host, port)
+        where, loop = self._target.where, asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(
+                lambda: Connection(self._now_s), where.host, where.port, ssl=self._target.tls
+            )
+        except ssl.SSLCertVerificationError as error:
+            raise LoadError(where.distrust(error)) from None
         return connection
 
     async def _client(self, connection: Connection, waiting: Iterator[int]) -> None:
