@@ -32,8 +32,8 @@ from tests.trial.fake_server import (
 
 from everystop.observe.distribution import distribution_ms, percentile
 from everystop.sim.workloads import Job, Workload
-from everystop.trial.http_client import EventSplitter, Target
-from everystop.trial.http_load import Load, LoadError, Run, run_load
+from everystop.trial.http_client import EventSplitter, Record, Target
+from everystop.trial.http_load import Load, LoadError, Run, run_load, summarize
 from everystop.trial.interrupts import ended_in_order
 
 STREAM = b": a comment\n\ndata: one\n\ndata:two\r\n\r\nid: 7\ndata: three\ndata: lines\n\ndata: \xe2\x80\xa8\n\n"
@@ -255,6 +255,14 @@ def test_what_a_planned_end_cuts_off_is_no_error_and_counts_in_no_figure() -> No
     figures = done.summary()
     assert (figures["requests"], figures["errors"], figures["cut"], figures["output_tokens"]) == (2, 0, 1, 4)
     assert figures["e2e_ms"]["max"] < 200
+
+
+def test_a_request_that_was_never_sent_makes_the_run_no_longer() -> None:
+    whole = Record(0, "", 1, 1, sent_s=2.0, end_s=5.0)
+    unsent = Record(1, "", 1, 1, error="no connection")
+    cut = Record(2, "", 1, 1, sent_s=3.0, is_cut=True)
+    assert summarize([whole, unsent, cut])["wall_s"] == 3.0
+    assert summarize([unsent])["wall_s"] == summarize([cut])["wall_s"] == summarize([])["wall_s"] == 0.0
 
 
 def test_a_run_that_ends_before_its_planned_end_is_whole() -> None:

@@ -46,9 +46,9 @@ decode_chunk = msgspec.json.Decoder(Chunk).decode
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """The server (raises ConfigError for a `url` that is none), and what is added to each request. `tls` checks the
-    certificate of an https server, if it is not one that the system trusts. `timeout_s` ends one request, `max_run_s` the run; `stop_s` cuts
-    off what is under way by then, which is no error. `tenant_header` carries the name of a job's tenant; a request is
-    named by its job's index behind `id_prefix`, where there is one.
+    certificate of an https server, if it is not one that the system trusts. `timeout_s` ends one request, `max_run_s`
+    the run; `stop_s` cuts off what is under way by then, which is no error. `tenant_header` carries the name of a job's
+    tenant; a request is named by its job's index behind `id_prefix`, where there is one.
     """
 
     url: str

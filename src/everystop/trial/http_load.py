@@ -202,7 +202,8 @@ def summarize(records: Sequence[Record]) -> dict[str, Any]:
     """All figures of these records; times and rates of those that ended without error."""
     good = [record for record in records if record.error is None and not record.is_cut]
     num_cut = sum(record.is_cut for record in records)
-    wall_s = max((r.end_s for r in records), default=0.0) - min((r.sent_s for r in records), default=0.0)
+    sent = [record for record in records if record.sent_s >= 0]
+    wall_s = max(0.0, max((r.end_s for r in sent), default=0.0) - min((r.sent_s for r in sent), default=0.0))
     num_output = sum(r.usage.completion_tokens for r in good if r.usage)
     num_prompt = sum(r.usage.prompt_tokens for r in good if r.usage)
     num_events = sum(len(r.event_s) for r in good)
