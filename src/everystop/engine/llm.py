@@ -47,7 +47,8 @@ class Completion:
 class RequestOutput:
     """What `generate` returns for one prompt: `outputs` holds its n choices.
 
-    Where they were asked for, `prompt_logprobs` has an entry for each token of the prompt, None for the first.
+    `num_cached_tokens` are those of the prompt that the first choice found in the prefix cache. Where they were asked
+    for, `prompt_logprobs` has an entry for each token of the prompt, None for the first.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -175,7 +176,8 @@ class LLM:
         answer.prompt_logprobs += output.prompt_logprobs
         choice.token_ids += output.token_ids
         choice.logprobs += output.logprobs
-        answer.num_cached_tokens = max(answer.num_cached_tokens, output.num_cached_tokens)
+        if choice.index == 0:  # the others find what it has computed itself
+            answer.num_cached_tokens = max(answer.num_cached_tokens, output.num_cached_tokens)
         if output.refused or output.finish_reason is not None:
             choice.finish_reason = output.finish_reason or "error"
             choice.stop_reason = output.stop_reason
