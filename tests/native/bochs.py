@@ -106,8 +106,10 @@ def compile_module(folder: Path) -> list[Path]:
             folder=folder,
         )
     names = [f"CMakeFiles/_native.dir/csrc/{name}.cpp.o" for name in LINEAR_SOURCES]
+    objects = [folder / name for name in names]
+    objects[0].parent.mkdir(parents=True, exist_ok=True)  # only building the whole target would make it
     run_tool(tool("ninja"), *names, folder=folder)
-    return [folder / name for name in names]
+    return objects
 
 
 def link_static(target: Path, sources: Iterable[Path], *flags: str) -> Path:
@@ -140,6 +142,8 @@ class Run(NamedTuple):
 
 def configure(folder: Path, rom: Path, without: str) -> Path:
     """The file that tells Bochs what its machine is; what the machine writes to its serial port is in `output`."""
+    screen_rom = folder / "screen.rom"
+    screen_rom.write_bytes(bytes(512))  # nobody runs it, but there must be one
     excluded = f', exclude_features="{without}"' if without else ""
     lines = (
         "config_interface: textconfig",
@@ -148,6 +152,7 @@ def configure(folder: Path, rom: Path, without: str) -> Path:
         f"cpu: model={MODEL}, ips=1000000, reset_on_triple_fault=0{excluded}",
         "memory: guest=128, host=128",
         f'romimage: file="{rom}"',
+        f'vgaromimage: file="{screen_rom}"',
         f'com1: enabled=1, mode=file, dev="{folder / "output"}"',
         f'log: "{folder / "log"}"',
         "panic: action=fatal",
