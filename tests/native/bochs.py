@@ -178,5 +178,7 @@ def run_on_bochs(folder: Path, program: Path, *environment: str, without: str = 
             timeout=timeout_s,
             check=False,  # it always stops with an error, if only because it was asked to stop
         )
-    text, _, ending = (folder / "output").read_text().removesuffix("\n").rpartition("\n")
+    output = folder / "output"
+    assert output.exists(), (folder / "screen").read_text(errors="replace")
+    text, _, ending = output.read_text().removesuffix("\n").rpartition("\n")
     return Run(text, ending)

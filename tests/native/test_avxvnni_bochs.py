@@ -53,14 +53,9 @@ def run_here(program: Path, isa: str) -> str:
 
 
 def bits_of(text: str, dtype: str) -> list[str]:
-    """The lines of results in one arithmetic, without what is said of them."""
-    bits = {"int8": [], "float32": []}
-    for line in text.splitlines():
-        if match := re.match(r"(int8|float32) m=", line):
-            chosen = bits[match[1]]
-        elif re.fullmatch(r"[0-9a-f]+", line):
-            chosen.append(line)
-    return bits[dtype]
+    """The rows of results in one arithmetic, as hexadecimal digits, without what is said of them."""
+    sections = re.findall(rf"^{dtype} m=.*\n((?:[0-9a-f]+\n)+)", text, re.MULTILINE)
+    return [row for rows in sections for row in rows.splitlines()]
 
 
 def test_every_instruction_follows_its_definition(check: Path, tmp_path: Path) -> None:

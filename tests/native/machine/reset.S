@@ -142,3 +142,5 @@ exception_entry:
   .balign 8
 program_stack:
   .quad 0
+
+  .section .note.GNU-stack, "", @progbits
