@@ -134,6 +134,8 @@ int main() {
       check(dtype, 5, 64, 1536, has_bias);
       check(dtype, 12, 96, 576, has_bias);
       check(dtype, 40, 50, 200, has_bias);
+      check(dtype, 3, 1536, 576, has_bias);  // the last two are sizes of a model
+      check(dtype, 3, 576, 1536, has_bias);
     }
   }
   return 0;
