@@ -227,6 +227,40 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         ),
     ),
     (
+        "Where the time of a step goes",
+        (
+            Panel(
+                "Engine's thread",
+                "Its time but sleep, by what it did; 1 is a thread that is never idle",
+                COUNT,
+                (Query(total("everystop_step_part_seconds_total", "part"), "{{part}}"),),
+                is_stacked=True,
+            ),
+            Panel(
+                "Outside the kernels",
+                "Share of the engine's thread that is not the native call",
+                SHARE,
+                (
+                    Query(
+                        "1 - "
+                        + share_of(
+                            total("everystop_step_part_seconds_total", labels=f'{OURS},part="native"'),
+                            total("everystop_step_part_seconds_total"),
+                        ),
+                        "all servers",
+                    ),
+                ),
+            ),
+            Panel(
+                "Event loop's thread",
+                "From a step's outputs to their last write, by what it did",
+                COUNT,
+                (Query(total("everystop_delivery_part_seconds_total", "part"), "{{part}}"),),
+                is_stacked=True,
+            ),
+        ),
+    ),
+    (
         "Edge",
         (
             Panel(

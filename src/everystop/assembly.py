@@ -129,7 +129,8 @@ def open_recorder(config: Config) -> Recorder | None:
     try:
         return Recorder(Path(config.record), config.policy, policy_settings(config), with_tokens=config.record_prompts)
     except OSError as error:
-        raise ConfigError(f"--record {config.record}: {error.strerror or error}; name a file to write") from error
+        reason = error.strerror or error
+        raise ConfigError(f"--record {config.record}: {reason}; name a file to write, in a folder to write") from error
 
 
 def num_threads(config: Config) -> int:

@@ -11,6 +11,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.server.parrot import DEADLINE_S, ParrotServer, parse_events, wait_until
@@ -20,6 +21,10 @@ from everystop.config import Config
 from everystop.core.errors import ConfigError, RemoteError
 from everystop.server.http import MAX_HEADER_BYTES
 from everystop.server.tls import Certificate, server_context
+from everystop.server_url import ServerUrl
+from everystop.sim.workloads import Job, Workload
+from everystop.trial.http_client import Target
+from everystop.trial.http_load import LoadError, run_load
 
 FILES = Path(__file__).with_name("tls")
 CERT, KEY, OTHER_CERT, OTHER_KEY, ENCRYPTED_KEY = (
@@ -105,6 +110,15 @@ def test_commands_ask_over_https(secure: ParrotServer) -> None:
         Remote(url).get_json("/version")
     with pytest.raises(RemoteError):
         Remote(f"http://127.0.0.1:{secure.port}").get_json("/version")
+
+
+def test_load_goes_through_tls(secure: ParrotServer) -> None:
+    url = f"https://127.0.0.1:{secure.port}"
+    workload = Workload("two", 1, (Job(prompt=(97, 98), max_tokens=2), Job(prompt=(99,), max_tokens=1)))
+    done = run_load(workload, Target(url=url, tls=ServerUrl.parse(url).tls(CERT)))
+    assert [record.text for record in done.records] == ["ab", "c"]
+    with pytest.raises(LoadError, match="is not trusted"):
+        run_load(workload, Target(url=url))
 
 
 def test_a_file_of_authorities_must_be_one_and_be_of_use() -> None:
@@ -225,3 +239,24 @@ def test_files_that_are_gone_are_told_of_once_and_may_come_back(pair: Pair) -> N
     assert told[2:] == [None, None]
     pair.put(key=KEY)
     assert ["now holds" in (certificate.refresh() or "") for _ in range(3)] == [False, True, False]
+
+
+def test_files_that_vanish_while_they_are_read_are_told_of_and_may_come_back(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, num_loads = ssl.SSLContext.load_cert_chain, 0
+
+    def load_what_is_left(context: ssl.SSLContext, *args: Any) -> None:
+        nonlocal num_loads
+        num_loads += 1
+        if num_loads == 1:
+            os.unlink(pair.key)
+        load(context, *args)
+
+    with TlsParrot(tls=Certificate(pair.cert, pair.key, look_s=0.02)) as server:
+        monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_what_is_left)
+        pair.put(cert=OTHER_CERT)
+        wait_until(lambda: any("cannot be read: No such file" in line for line in server.says))
+        assert shown(server) == in_der(CERT)
+        pair.put(key=OTHER_KEY)
+        wait_until(lambda: shown(server) == in_der(OTHER_CERT))

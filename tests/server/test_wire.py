@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 from typing import Any, NamedTuple
 
@@ -106,6 +107,18 @@ def test_headers_that_are_too_large_get_431_and_can_be_read(server: ParrotServer
     assert (answer.status, answer.error["code"]) == (431, "headers_too_large")
     assert f"{MAX_HEADER_BYTES:,} bytes" in answer.error["message"]
     wait_until(lambda: server.service.state.num_open == 0)
+
+
+def test_what_is_refused_before_it_is_a_request_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "everystop.server.http")
+    with parrot() as server:
+        ask(server, b"GET /" + LONG, LONG)
+        ask(server, b"nonsense\r\n\r\n")
+        ask(server, b"nonsense\r\n\r\n")
+        assert server.metric("http_errors_total", 'error="HeadersTooLarge"') == 1
+        assert server.metric("http_errors_total", 'error="BrokenHttp"') == 2
+    said = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert [f"{MAX_HEADER_BYTES:,} bytes" in line for line in said] == [True, False, False]
 
 
 @pytest.mark.parametrize("version", [b"HTTP/2.0", b"HTTP/0.9"])

@@ -40,7 +40,7 @@ def measure(lab: Lab) -> Findings:
     workload = conversations()
     trials = {size: Trial(workload, "continuous", {"block_size": size}) for size in SIZES}
     virtual = {size: memory_use(lab.simulate(trials[size], ANY_COST), size) for size in SIZES}
-    runs = lab.runs({f"blocks of {size} tokens": trials[size] for size in MEASURED_SIZES}, 1)
+    runs = lab.runs({f"blocks of {size} tokens": trials[size] for size in MEASURED_SIZES}, once=True)
     real = {size: memory_use(each[0], size) for size, each in zip(MEASURED_SIZES, runs.values(), strict=True)}
     paged = {
         size: exact(f"wasted with blocks of {size} tokens", virtual[size].wasted_share, "%", Source.SIMULATED)

@@ -59,7 +59,7 @@ class Lab(Protocol):
 
     @property
     def num_repeats(self) -> int:
-        """How often each trial runs where the claim does not say less."""
+        """How often each trial runs."""
         ...
 
     @property
@@ -67,8 +67,8 @@ class Lab(Protocol):
         """What all clients so far have computed."""
         ...
 
-    def runs(self, trials: Mapping[str, Trial], num_repeats: int | None = None) -> dict[str, list[Run]]:
-        """Each trial so many times, in turns (A B A B …), so that whatever else the machine does meets all of them."""
+    def runs(self, trials: Mapping[str, Trial], *, once: bool = False) -> dict[str, list[Run]]:
+        """Each trial so often, or once, in turns (A B A B …), so that what else the machine does meets all of them."""
         ...
 
     def simulate(self, trial: Trial, cost: StepCost, num_blocks: int | None = None) -> Run:
@@ -140,11 +140,11 @@ class VirtualLab:
         self.num_repeats = num_repeats
         self._cost = cost
 
-    def runs(self, trials: Mapping[str, Trial], num_repeats: int | None = None) -> dict[str, list[Run]]:
+    def runs(self, trials: Mapping[str, Trial], *, once: bool = False) -> dict[str, list[Run]]:
         """As `Lab.runs`; all repeats would be alike, so each trial runs once."""
-        wanted = min(self.num_repeats, num_repeats or self.num_repeats)
-        once = {name: simulate(trial, self._cost) for name, trial in trials.items()}
-        return {name: [replace(run, repeat=repeat) for repeat in range(wanted)] for name, run in once.items()}
+        played = {name: simulate(trial, self._cost) for name, trial in trials.items()}
+        repeats = range(1 if once else self.num_repeats)
+        return {name: [replace(run, repeat=repeat) for repeat in repeats] for name, run in played.items()}
 
     def simulate(self, trial: Trial, cost: StepCost, num_blocks: int | None = None) -> Run:
         """As `Lab.simulate`."""

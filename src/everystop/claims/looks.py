@@ -49,12 +49,12 @@ class GrowingLab:
         """Have the next look take twice the repeats of the last."""
         self._factor *= 2
 
-    def runs(self, trials: Mapping[str, Trial], num_repeats: int | None = None) -> dict[str, list[Run]]:
-        """As `Lab.runs`; the runs of an earlier look come first."""
-        a_look = min(self._lab.num_repeats, num_repeats or self._lab.num_repeats)
+    def runs(self, trials: Mapping[str, Trial], *, once: bool = False) -> dict[str, list[Run]]:
+        """As `Lab.runs`; the runs of an earlier look come first. What runs once is not run again."""
         kept = self._kept_of(dict(trials))
-        for first in range(min(map(len, kept.values())), a_look * self._factor, a_look):
-            for name, runs in self._lab.runs(trials, a_look).items():
+        wanted = 1 if once else self.num_repeats
+        for first in range(min(map(len, kept.values())), wanted, self._lab.num_repeats):
+            for name, runs in self._lab.runs(trials, once=once).items():
                 kept[name] += [replace(run, repeat=first + run.repeat) for run in runs]
         check_outputs(trials, kept)
         return {name: list(runs) for name, runs in kept.items()}

@@ -32,7 +32,7 @@ from everystop.observe.report.words import percent
 from everystop.sim.cost import StepCost
 from everystop.sim.workloads import Dice, Job, Workload
 
-NUM_JOBS, MEAN_TOKENS, NUM_REPEATS = 64, 48, 3
+NUM_JOBS, MEAN_TOKENS = 64, 48
 DEVIATIONS, WIDE = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25), 1.0  # of the logarithm of an answer's length
 LOADS = (0.01, 0.03, 0.1, 0.3, 0.6, 0.9)
 NUM_ARRIVALS = 128
@@ -106,7 +106,7 @@ def trial(policy: str, workload: Workload, flags: Mapping[str, Any]) -> Trial:
 def measure(lab: Lab) -> Findings:
     """Five cases on the server under both policies, and two curves in virtual time with these runs' step times."""
     trials = {(case, p): trial(p, *given) for case, given in cases().items() for p in POLICIES}
-    named = lab.runs({f"{case}, {p}": each for (case, p), each in trials.items()}, NUM_REPEATS)
+    named = lab.runs({f"{case}, {p}": each for (case, p), each in trials.items()})
     runs: Runs = dict(zip(trials, named.values(), strict=True))
     mixed, equal, prefill, single, tiny = gains = [gain_figure(runs, case) for case in CASES]
     left = measured(

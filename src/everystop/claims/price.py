@@ -26,7 +26,6 @@ CHUNKS = (32, 64, 128, 256, 512, 2048)
 SMALL, WHOLE = 64, CHUNKS[-1]
 NUM_CLIENTS, NUM_JOBS, EVERY = 9, 48, 8
 CHAT, PROMPT = (32, 64), 1200
-NUM_REPEATS = 3
 MOST_BOUNDED, LEAST_UNBOUNDED = 3.0, 10.0
 
 
@@ -48,7 +47,7 @@ def measure(lab: Lab) -> Findings:
     interrupted = chats(interrupted=True)
     trials = {f"{c} tokens a step": Trial(interrupted, "continuous", {"max_num_batched_tokens": c}) for c in CHUNKS}
     trials["calm"] = Trial(chats(interrupted=False), "continuous")
-    *named, calm = lab.runs(trials, NUM_REPEATS).values()
+    *named, calm = lab.runs(trials).values()
     runs = dict(zip(CHUNKS, named, strict=True))
     p99 = {chunk: [gap_p99_s(run) for run in each] for chunk, each in runs.items()}
     still = [gap_p99_s(run) for run in calm]

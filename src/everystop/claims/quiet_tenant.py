@@ -22,7 +22,6 @@ KIND = Kind(prompt=(60, 120), output=(30, 60))
 NUM_QUIET, FIRST_S, GAP_S = 10, 0.4, 0.4
 FLOOD_S = 5.0  # of work, all of it there at once
 NUM_PROBE, LEAST_FLOOD, MOST_FLOOD = 32, 32, 600
-NUM_REPEATS = 3
 LEAST_WORSE, LEAST_BETTER, MOST_OF_ALONE, LEAST_THROUGHPUT = 10.0, 5.0, 4.0, 0.9
 NAMES = ("first come, first served", "fair", "alone")
 
@@ -41,12 +40,12 @@ def flood(num: int) -> tuple[Job, ...]:
 def measure(lab: Lab) -> Findings:
     """How fast requests are served, then a flood of some seconds under both policies, and the quiet tenant alone."""
     probe = in_order_of_time("probe", flood(NUM_PROBE))
-    (probed,) = lab.runs({"capacity": Trial(probe, "continuous")}, 1)["capacity"]
+    (probed,) = lab.runs({"capacity": Trial(probe, "continuous")}, once=True)["capacity"]
     num_loud = min(MOST_FLOOD, max(LEAST_FLOOD, round(FLOOD_S * NUM_PROBE / probed.duration_s)))
     both = in_order_of_time("quiet beside loud", quiet_jobs(), flood(num_loud))
     alone = in_order_of_time("quiet alone", quiet_jobs())
     trials = (Trial(both, "continuous"), Trial(both, "fair"), Trial(alone, "continuous"))
-    runs = lab.runs(dict(zip(NAMES, trials, strict=True)), NUM_REPEATS)
+    runs = lab.runs(dict(zip(NAMES, trials, strict=True)))
     waits = {name: [mean_ttft_s(run, "quiet") for run in each] for name, each in runs.items()}
     first_come, fair, by_itself = (waits[name] for name in NAMES)
     worse = measured(

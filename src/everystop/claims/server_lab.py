@@ -110,14 +110,14 @@ class ServerLab:
         self._facts = facts or model_facts(self._base)
         self._limits: MachineLimits | None = None
 
-    def runs(self, trials: Mapping[str, Trial], num_repeats: int | None = None) -> dict[str, list[Run]]:
+    def runs(self, trials: Mapping[str, Trial], *, once: bool = False) -> dict[str, list[Run]]:
         """As `Lab.runs`, on each server after a warm-up; raises LabError, also for a server that fails."""
         for name, trial in trials.items():
             if wrong := check_workload(trial.workload, self._facts.num_valid_tokens):
                 raise LabError(f"{name}: {wrong[0]} ({len(wrong)} such); measure claims on a model with more token ids")
         with tempfile.TemporaryDirectory(prefix="everystop-claims-") as folder:
             stands = self._stands(trials, Path(folder))
-            found = self._play_all(trials, stands, min(self.num_repeats, num_repeats or self.num_repeats))
+            found = self._play_all(trials, stands, 1 if once else self.num_repeats)
             self._watcher.begin("reading what the servers recorded")
             whole = {name: run for stand in _each(stands) for name, run in _joined(stand)}
         runs = {name: [whole[each.name] for each in played] for name, played in found.items()}

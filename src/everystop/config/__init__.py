@@ -87,9 +87,14 @@ class Config:
         "--ssl-certfile",
         "PEM file with the certificate (and its chain): serve HTTPS; read again when it or the key's file changes",
         group=NETWORK,
+        metavar="FILE",
     )
     ssl_keyfile: str | None = setting(
-        None, "--ssl-keyfile", "PEM file with the certificate's private key, not encrypted", group=NETWORK
+        None,
+        "--ssl-keyfile",
+        "PEM file with the certificate's private key, not encrypted",
+        group=NETWORK,
+        metavar="FILE",
     )
     device: str = setting(
         "auto",
@@ -180,6 +185,7 @@ class Config:
         parse=float,
         least=0.05,
         most=1.0,
+        metavar="SHARE",
     )
     enable_prefix_caching: bool = setting(
         True, "--enable-prefix-caching", "reuse the KV blocks of common prompt prefixes", group=KV_CACHE
@@ -218,6 +224,7 @@ class Config:
         "a TOML file with the tenants' keys and, for the policies fair, fair-prefix and deadline, their weights and "
         "limits, or targets",
         group=SCHEDULER,
+        metavar="FILE",
     )
     fair_quantum: int | None = setting(
         None,
@@ -262,7 +269,11 @@ class Config:
         None, "--seed", "makes requests without a seed of their own repeatable", group=MODEL, parse=int
     )
     chat_template: str | None = setting(
-        None, "--chat-template", "file with the Jinja chat template (default: the model's own)", group=MODEL
+        None,
+        "--chat-template",
+        "file with the Jinja chat template (default: the model's own)",
+        group=MODEL,
+        metavar="FILE",
     )
     generation_config: str = setting(
         "auto",
@@ -376,7 +387,9 @@ class Config:
     record: str | None = setting(
         None,
         "--record",
-        "write every scheduler call to this file, for replay; without text or token ids",
+        "write every scheduler call to this file, for replay; without text or token ids. Records that are there become "
+        "FILE.1 to FILE.5, the newest first",
+        metavar="FILE",
         group=SCHEDULER,
     )
     record_prompts: bool = setting(

@@ -10,8 +10,8 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import httptools
 import uvicorn
@@ -56,6 +56,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     account of what is kept for the client by whoever answers.
     """
 
+    config: HttpConfig
     _num_unplaced = 0  # bytes since the last that belonged to something
     _in_headers = True
     _has_begun = False
@@ -132,6 +133,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if owed:
             owed[-1].keep_alive = False
         elif broken is not None or self._in_headers:
+            logger.info("what a client sent was refused: %s", error)
+            self.config.note_refused(error)
             self._say_last(raw_response(error, dialect))
         else:
             self.transport.close()  # in the body of a request that has its answer
@@ -300,14 +303,25 @@ def watch_peers(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+class HttpConfig(uvicorn.Config):
+    """What all connections share: uvicorn's settings, and whom they tell of what they refuse."""
+
+    def __init__(self, note_refused: Callable[[RequestError], None], app: ASGIApp, **options: Any) -> None:
+        super().__init__(app, **options)
+        self.note_refused = note_refused
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn on a given socket; signals are left to the caller, who sets `should_exit`. It speaks HTTPS where there is
-    a `tls` context.
+    a `tls` context; `note_refused` hears of each error that answers what never became a request.
     """
 
-    def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, note_refused: Callable[[RequestError], None], tls: ssl.SSLContext | None = None
+    ) -> None:
         super().__init__(
-            uvicorn.Config(
+            HttpConfig(
+                note_refused,
                 app,
                 http=BoundedHttpProtocol,
                 ws="none",

@@ -41,6 +41,10 @@ class HttpCounts:
         self.errors: Counter[str] = Counter()
         self.num_open = 0
 
+    def note_refused(self, error: Exception) -> None:
+        """What was no request was answered with an error."""
+        self.errors[type(error).__name__] += 1
+
     def of(self, handler: str, method: str) -> HandlerCounts:
         """The counts of one handler."""
         counts = self.by_handler.get((handler, method))
@@ -188,7 +192,7 @@ HTTP_FAMILIES: tuple[Family[HttpCounts], ...] = (
     Family(
         name="everystop_http_errors_total",
         kind=Kind.COUNTER,
-        text="Errors that were the answer to a request, by the name of the error",
+        text="Errors that were the answer to a request, or to what was none, by the name of the error",
         source=SOURCE,
         read=lambda counts: [((name,), num) for name, num in counts.errors.items()],
         labels=("error",),
