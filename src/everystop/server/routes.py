@@ -272,8 +272,9 @@ class Endpoints:
 
     async def explain(self, request: Request) -> Response:
         """Why a request takes, or took, as long as it does."""
-        explanation = self._inquiry(request).explain(request.path_params["id"])
-        return await self._aside.run(request.scope, lambda: _json(explanation.as_data()))
+        self._aside.check()
+        explain = self._inquiry(request).explain(request.path_params["id"])
+        return await self._aside.run(request.scope, lambda: _json(explain().as_data()))
 
     async def request(self, request: Request) -> Response:
         """Where a request stands, and while it waits, for what."""
