@@ -94,8 +94,8 @@ def _cannot_listen(path: str, reason: str) -> ConfigError:
 
 
 def _is_stale(path: Path) -> bool:
-    """Whether a socket lies there that nobody serves any more; raises ConfigError for anything else that does, and OSError
-    for what can be no path of a socket.
+    """Whether a socket lies there that nobody serves any more; raises ConfigError for anything else that does, and
+    OSError for what can be no path of a socket.
     """
     is_there = os.path.lexists(path)
     if is_there and not stat.S_ISSOCK(path.stat(follow_symlinks=False).st_mode):
