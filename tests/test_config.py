@@ -36,6 +36,7 @@ from everystop.core.policy import POLICIES, make_policy
         ({"port": 65536}, ["--port is 65536"]),
         ({"dtype": "int4"}, ["--dtype is 'int4'", "int8, float32"]),
         ({"device": "tpu"}, ["--device is 'tpu'", "auto, cpu, cuda, torch"]),
+        ({"kv_cache_dtype": "fp8"}, ["--kv-cache-dtype is 'fp8'", "auto, float16, int8"]),
         ({"cuda_graphs": "always"}, ["--cuda-graphs is 'always'", "start, lazy, off"]),
         ({"gpu_memory_utilization": 1.5}, ["--gpu-memory-utilization is 1.5", "at most 1"]),
         ({"gpu_memory_utilization": 0.0}, ["--gpu-memory-utilization is 0.0", "at least 0.05"]),

@@ -124,7 +124,7 @@ ALLOWED = {
         DURATIONS,
         CODES,
     },
-    "everystop.engine": {"everystop.core", "everystop.engine.loop", PROTOCOL, "everystop.config"},
+    "everystop.engine": {"everystop.core", "everystop.engine.loop", PROTOCOL, CODES, "everystop.config"},
     "everystop.engine.loop": {"everystop.core", PROTOCOL, LAUNCHED, LAUNCHER, EXECUTED},
     # The one place where scheduler, runner and model meet, and what starts from there: the server, and the two ways
     # to use the engine without one.

@@ -175,13 +175,23 @@ def kernels_of(config: Config, loaded: Loaded) -> str:
     return f"{name} kernels ({loaded.layout}), {num_threads(config)} threads"
 
 
+def kv_cache_dtype(config: Config, loaded: Loaded) -> str:
+    """The type in which keys and values are stored."""
+    if not isinstance(loaded, LoadedModel):
+        return str(loaded.torch_dtype).removeprefix("torch.")
+    from everystop.runner.native import stored_dtype
+
+    return stored_dtype(config.kv_cache_dtype, loaded.dtype)
+
+
 def build_runner(config: Config, loaded: Loaded, num_valid_tokens: int) -> tuple[ModelRunner, Capacity]:
     """The runner over loaded weights, and what its KV cache holds."""
     if not isinstance(loaded, LoadedModel):
         return _build_torch_runner(config, loaded, num_valid_tokens)
     from everystop.runner.native import NativeRunner, bytes_per_block
 
-    capacity = plan_capacity(config, loaded.spec, bytes_per_block(loaded.spec, config.block_size, loaded.dtype))
+    stored = kv_cache_dtype(config, loaded)
+    capacity = plan_capacity(config, loaded.spec, bytes_per_block(loaded.spec, config.block_size, stored))
     runner = NativeRunner(
         loaded,
         num_blocks=capacity.num_blocks,
@@ -190,6 +200,7 @@ def build_runner(config: Config, loaded: Loaded, num_valid_tokens: int) -> tuple
         max_num_seqs=config.max_num_seqs,
         num_threads=num_threads(config),
         num_valid_tokens=num_valid_tokens,
+        kv_cache_dtype=config.kv_cache_dtype,
     )
     return runner, capacity
 

@@ -47,6 +47,14 @@ def test_loading_is_alive_and_not_ready() -> None:
         assert states(server) == dict.fromkeys(("live", "ready", "health"), (200, "ok"))
 
 
+def test_loading_for_longer_than_a_stall_is_no_stall(tmp_path: Path) -> None:
+    with parrot(hold_loading=True, stall_timeout=2.0, crash_files=CrashFiles(tmp_path, 5, {})) as server:
+        server.let_tick(12)
+        assert states(server)["live"] == (200, "loading")
+        assert server.service.state.stall_clock.loop_silent_s < 2.0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_health_says_one_word_and_needs_no_key() -> None:
     with parrot(api_keys=("k",)) as server:
         for path in ("/health", "/health/live", "/health/ready"):

@@ -119,6 +119,17 @@ def test_health_that_is_polled_while_loading_fills_no_log() -> None:
         assert line["code"] == "loading"
 
 
+def test_refusals_of_a_long_loading_are_told_on() -> None:
+    lines = Lines()
+    with parrot(log_request=lines.write, hold_loading=True) as server:
+
+        def refuse_one() -> bool:
+            assert server.complete("a")[0] == 503
+            return len(lines.called("refused")) > MAX_REFUSALS
+
+        wait_until(refuse_one)
+
+
 def test_an_unforeseen_error_is_told_as_500(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Lines()
     with parrot(log_request=lines.write) as server:

@@ -11,6 +11,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.server.parrot import DEADLINE_S, ParrotServer, parse_events, wait_until
@@ -238,3 +239,24 @@ def test_files_that_are_gone_are_told_of_once_and_may_come_back(pair: Pair) -> N
     assert told[2:] == [None, None]
     pair.put(key=KEY)
     assert ["now holds" in (certificate.refresh() or "") for _ in range(3)] == [False, True, False]
+
+
+def test_files_that_vanish_while_they_are_read_are_told_of_and_may_come_back(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, num_loads = ssl.SSLContext.load_cert_chain, 0
+
+    def load_what_is_left(context: ssl.SSLContext, *args: Any) -> None:
+        nonlocal num_loads
+        num_loads += 1
+        if num_loads == 1:
+            os.unlink(pair.key)
+        load(context, *args)
+
+    with TlsParrot(tls=Certificate(pair.cert, pair.key, look_s=0.02)) as server:
+        monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_what_is_left)
+        pair.put(cert=OTHER_CERT)
+        wait_until(lambda: any("cannot be read: No such file" in line for line in server.says))
+        assert shown(server) == in_der(CERT)
+        pair.put(key=OTHER_KEY)
+        wait_until(lambda: shown(server) == in_der(OTHER_CERT))

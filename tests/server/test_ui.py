@@ -94,6 +94,12 @@ def test_nothing_else_is_to_be_had_without_a_key(server: ParrotServer, path: str
         assert status == 401
 
 
+@pytest.mark.parametrize("host", ["[", "x:y", "%2fui", "localhost"])
+def test_the_host_header_has_no_say_in_which_file_it_is(server: ParrotServer, host: str) -> None:
+    status, body = server.get("/ui/main.js", {"host": host})
+    assert (status, body) == (200, SCRIPT)
+
+
 def test_the_policy_allows_nothing_inline_and_no_other_host() -> None:
     assert "unsafe" not in POLICY
     assert "default-src 'none'" in POLICY

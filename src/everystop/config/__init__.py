@@ -14,6 +14,7 @@ from everystop.config.setting import (
     FAILURE_ENDS,
     GRAPHS,
     KV_CACHE,
+    KV_CACHE_DTYPES,
     LOG_FORMATS,
     LOG_LEVELS,
     MODEL,
@@ -167,6 +168,14 @@ class Config:
         group=KV_CACHE,
         parse=parse_bytes,
         least=1,
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "--kv-cache-dtype",
+        "device cpu: what keys and values are stored in; int8, with scales for each token and head, holds nearly twice "
+        "as many tokens as float16 (default: float16 with --dtype int8, float32 with --dtype float32)",
+        group=KV_CACHE,
+        choices=KV_CACHE_DTYPES,
     )
     gpu_memory_utilization: float | None = setting(
         None,

@@ -13,6 +13,7 @@ from everystop.core.errors import ConfigError
 NETWORK, MODEL, SCHEDULER, KV_CACHE, OPERATIONS = GROUPS = ("network", "model", "scheduler", "KV cache", "operations")
 DEVICES = ("auto", "cpu", "cuda", "torch")
 DTYPES = ("auto", "int8", "float32", "bfloat16", "float16", "fp8")
+KV_CACHE_DTYPES = ("auto", "float16", "int8")
 GRAPHS = ("start", "lazy", "off")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")

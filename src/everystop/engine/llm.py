@@ -17,7 +17,7 @@ from everystop.config.setting import NETWORK
 from everystop.core.errors import ConfigError, EngineDead, EverystopError, RequestError
 from everystop.core.plan import TokenLogprobs
 from everystop.core.request import SamplingParams
-from everystop.engine.arguments import check_ids, check_params
+from everystop.engine.arguments import check_ids, checked_params
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.engine.stops import StopMatcher
 from everystop.model.chat_template import load_chat_template
@@ -127,8 +127,7 @@ class LLM:
         self, prompts: list[tuple[int, ...]], given: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[RequestOutput]:
         params = [self._default(prompt) for prompt in prompts] if given is None else _one_each(given, len(prompts))
-        for sampling in params:
-            check_params(sampling, self.num_valid_tokens)
+        params = [checked_params(sampling, self.num_valid_tokens) for sampling in params]
         params = [self.tokenizer.with_control_stops(sampling) for sampling in params]
         answers = [
             RequestOutput(prompt, [Completion(k) for k in range(sampling.n)])

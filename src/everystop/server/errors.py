@@ -238,16 +238,24 @@ def raw_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> bytes:
     return head.encode() + body
 
 
-def failure_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> Response:
-    """As `error_response`; what nobody foresaw goes to the log too."""
+def failure_response(error: Exception, scope: Scope) -> Response:
+    """As `error_response` in the request's dialect; what nobody foresaw goes to the log too."""
     if not isinstance(error, EverystopError | ClientGone):
-        logger.error("unforeseen error in a request", exc_info=error)
-    return error_response(error, dialect)
+        log_unforeseen(error, scope)
+    return error_response(error, dialect_of(scope))
+
+
+def log_unforeseen(error: Exception, scope: Scope) -> None:
+    """The one line about it, by the ids that the client may know the request by."""
+    names = [name for key in ("answer_name", "given_name") if (name := scope.get(key))]
+    logger.error(
+        "unforeseen error in request %s", " ".join([*names[:1], *(f"({name})" for name in names[1:])]), exc_info=error
+    )
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """Starlette's hook for `failure_response`."""
-    return failure_response(error, dialect_of(request.scope))
+    return failure_response(error, request.scope)
 
 
 async def handle_http_exception(request: Request, error: Exception) -> Response:

@@ -1,13 +1,16 @@
-"""Gives answers an `x-request-id`, streamed or not: the client's own, else the id that the answer carries."""
+"""Gives answers an `x-request-id`, streamed or not: the client's own, else the id that the answer carries; and answers
+whatever nobody foresaw, which always gets one.
+"""
 
 from __future__ import annotations
 
 import re
+import secrets
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everystop.core.errors import RequestError
-from everystop.server.errors import dialect_of, error_response
+from everystop.server.errors import dialect_of, error_response, failure_response
 from everystop.server.http_counts import note_start
 
 MAX_CHARS = 128
@@ -18,7 +21,8 @@ _GIVEN = re.compile(rb"[!-~]{1,%d}" % MAX_CHARS)
 class RequestIds:
     """ASGI middleware; the scope's `given_name` is what the client sent ("" for nothing), and `answer_name` is what
     those behind set; the answer's `status` is left there for whoever keeps account. 400 for an id that is too long or
-    not made of printable ASCII characters.
+    not made of printable ASCII characters. Any exception from behind becomes a 500 and one line of the log, which names
+    the request; inside an answer it drops the connection.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -45,4 +49,19 @@ class RequestIds:
                     message = {**message, "headers": [*message.get("headers", ()), (HEADER, name.encode())]}
             await send(message)
 
-        await self._app(scope, receive, send_named)
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception as error:
+            await _fail(error, scope, receive, send_named)
+
+
+async def _fail(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+    if not scope["given_name"]:
+        scope.setdefault("answer_name", f"req-{secrets.token_hex(12)}")
+    response = failure_response(error, scope)
+    if "status" not in scope:
+        await response(scope, receive, send)
+        return
+    scope["abort"]()
+    while (await receive())["type"] != "http.disconnect":
+        pass

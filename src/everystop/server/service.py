@@ -111,11 +111,11 @@ class Service:
         self._watchdog.start(asyncio.get_running_loop())
         watching = None if self._tls is None else asyncio.create_task(self._tls.watch(self._say))
         http = asyncio.create_task(self._http.serve(sockets=[self._sock]))
+        ticking = asyncio.create_task(self._tick())
         loading = self._start_loading()
         stopped = asyncio.create_task(self._signalled.wait())
         ends: set[asyncio.Future[Any]] = {loading, stopped, http}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        ticking = asyncio.create_task(self._tick())
         if loading.done() and loading.exception() is None:
             self._open(loading.result())
             await asyncio.wait(ends - {loading}, return_when=asyncio.FIRST_COMPLETED)
@@ -211,9 +211,8 @@ class Service:
             self.state.stall_clock.turn()
             self._look()
             self._end_the_stuck()
+            self._http.cut_off_laggards()
             metrics, now_s = self.state.metrics, time.monotonic()
-            if metrics is not None:
-                self._http.cut_off_laggards()
             if metrics is not None and status is None:
                 status, next_line_s = StatusLine(metrics, now_s), now_s + interval_s
             if status is not None and interval_s > 0 and now_s >= next_line_s:

@@ -17,7 +17,7 @@ from everystop.observe.history import Answer, Client
 from everystop.observe.request_clock import RequestClock, RequestTimes
 from everystop.server.board import Generation
 from everystop.server.deadline import Deadline
-from everystop.server.errors import ClientGone, SlowReader, TimedOut, code_of, dialect_of, failure_response
+from everystop.server.errors import ClientGone, SlowReader, TimedOut, code_of, failure_response, log_unforeseen
 from everystop.server.field_names import in_names
 from everystop.server.inquiry import progress_line
 from everystop.server.replies import Writer, usage_object
@@ -122,7 +122,7 @@ class Reply:
         except Exception as error:
             if self._started:
                 raise
-            response = failure_response(in_names(error, self._names), dialect_of(scope))
+            response = failure_response(in_names(error, self._names), scope)
             self._status, self._error_code = response.status_code, code_of(error)
             await response(scope, receive, send)
         self._note_end()
@@ -217,7 +217,7 @@ class StreamReply(Reply):
             if not self._started:
                 raise
             if not isinstance(error, EverystopError):
-                logger.error("unforeseen error in a stream", exc_info=error)
+                log_unforeseen(error, scope)
             self._error_code = code_of(error)
             await wire({"type": "http.response.body", "body": self._writer.failed(in_names(error, self._names))})
 

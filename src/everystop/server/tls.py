@@ -93,6 +93,10 @@ def server_context(certfile: str, keyfile: str) -> ssl.SSLContext:
         raise ConfigError(
             f"--ssl-certfile {certfile} and --ssl-keyfile {keyfile} cannot be used: {reason} ({error.reason or error})"
         ) from None
+    except OSError as error:  # one of them has gone since
+        raise ConfigError(
+            f"--ssl-certfile {certfile} and --ssl-keyfile {keyfile} cannot be read: {error.strerror or error}"
+        ) from None
     return context
 
 

@@ -78,7 +78,7 @@ class Ui:
 
     async def file(self, request: Request) -> Response:
         """The file of a path that `routes` names."""
-        file = self._file(request.url.path)
+        file = self._file(request.scope["path"])  # which the guard has looked at
         return Response(status_code=404) if file is None else file.answer(request)
 
     def _file(self, path: str) -> UiFile | None:
