@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from tests.server.parrot import ParrotServer, parrot, wait_until
+from tests.server.parrot import parrot, wait_until
 from tests.server.test_requests import ask, check_sum, send
 from tests.server.test_tokenize import aside_of, occupied
 
