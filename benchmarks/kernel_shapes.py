@@ -120,14 +120,26 @@ def mapped(matrices: Sequence[Bytes]) -> list[Bytes]:
 class Attender:
     """A decoder whose linear layers are tiny, so that its steps are attention over so many rows of one context.
 
-    Its K and V are zeros, each in memory of its own; what they hold changes no time.
+    Its K and V are zeros in float16, or in int8 with their scales, each in memory of its own; what they hold changes
+    no time.
     """
 
-    def __init__(self, shapes: Shapes, *, num_layers: int, num_rows: int, context: int, num_threads: int) -> None:
+    def __init__(
+        self,
+        shapes: Shapes,
+        *,
+        num_layers: int,
+        num_rows: int,
+        context: int,
+        num_threads: int,
+        kv_cache_dtype: str = "float16",
+    ) -> None:
         blocks_a_row = -(-context // BLOCK_SIZE)
-        self.num_bytes = 2 * num_layers * num_rows * context * shapes.num_kv_heads * 2 * shapes.head_dim
+        head_bytes = {"float16": 4 * shapes.head_dim, "int8": 2 * shapes.head_dim + 8}[kv_cache_dtype]
+        self.num_bytes = num_layers * num_rows * context * shapes.num_kv_heads * head_bytes
         config = {
             "dtype": "int8",
+            "kv_cache_dtype": kv_cache_dtype,
             "num_layers": num_layers,
             "hidden_size": TINY,
             "intermediate_size": TINY,

@@ -1,7 +1,7 @@
 """What the kernels reach of what the machine can do: linear layers, attention, and what invariance costs.
 
     python -m benchmarks.kernels [--models smollm2,1b,8b] [--threads 1,2] [--rows 1,4,16,32,128,256]
-                                 [--dtype int8] [--parts limits,linear,walk,attention,invariance]
+                                 [--dtype int8] [--parts limits,linear,walk,attention,int8_cache,invariance]
                                  [--repeats 30] [--seconds 1]
 
 - `limits`: int8 operations a second in registers, and bytes a second that a loop reads from memory.
@@ -12,6 +12,7 @@
   threads, in turns with it.
 - `attention`: decoding rows over long contexts of K and V in float16, in memory; the share is of a loop that only reads
   as many bytes.
+- `int8_cache`: the same with K and V in int8, in turns with float16; the ratio of their times, as for invariance.
 - `invariance`: the same kernels with the constraint lifted: K split over threads (a matrix of as many bytes with twice
   the outputs and half of the inputs, or three times and a third; adding up the parts is not counted), and attention
   split by free cores (a row of a context as one row a thread of its share; merging not counted). In turns; the ratio is
@@ -40,7 +41,7 @@ ATTENTION = ((32, 1024), (8, 4096), (1, 8192))  # rows, context
 INVARIANCE_CONTEXTS = (300, 1000, 4000)
 ROUNDS = 9
 READ_ROUNDS = 4
-PARTS = ("limits", "linear", "walk", "attention", "invariance")
+PARTS = ("limits", "linear", "walk", "attention", "int8_cache", "invariance")
 
 
 def numbers(text: str) -> list[int]:
@@ -155,13 +156,22 @@ def show_walk(bench: Bench, shapes: Shapes, all_rows: Sequence[int], head_rows: 
         bench.say(f"{shapes.name} {num_layers} layers + head {m} rows", times, *rest)
 
 
+def attender_of(bench: Bench, shapes: Shapes, num_rows: int, context: int, kv_cache_dtype: str) -> Attender:
+    """As many layers as there is memory for in float16."""
+    bytes_a_layer = 2 * num_rows * context * shapes.num_kv_heads * 2 * shapes.head_dim
+    return Attender(
+        shapes,
+        num_layers=max(2, min(shapes.num_layers, MOST_WALK_BYTES // bytes_a_layer)),
+        num_rows=num_rows,
+        context=context,
+        num_threads=bench.num_threads,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+
+
 def show_attention(bench: Bench, shapes: Shapes) -> None:
     for num_rows, context in ATTENTION:
-        bytes_a_layer = 2 * num_rows * context * shapes.num_kv_heads * 2 * shapes.head_dim
-        num_layers = max(2, min(shapes.num_layers, MOST_WALK_BYTES // bytes_a_layer))
-        attender = Attender(
-            shapes, num_layers=num_layers, num_rows=num_rows, context=context, num_threads=bench.num_threads
-        )
+        attender = attender_of(bench, shapes, num_rows, context, "float16")
         memory = aligned(np.ones(attender.num_bytes, dtype=np.uint8))
         times, reads = bench.against_read(lambda: bench.times(attender.times_ns), [memory])  # noqa: B023
         rate, loop_rate = attender.num_bytes / min(times), attender.num_bytes / min(reads)
@@ -169,17 +179,45 @@ def show_attention(bench: Bench, shapes: Shapes) -> None:
         bench.say(f"{shapes.name} attention {num_rows} × {context}", times, share)
 
 
-def in_turns(invariant: Callable[[], Sequence[int]], lifted: Callable[[], Sequence[int]]) -> tuple[list[int], str]:
-    """Median times of the first, and how much longer it takes than the second, in pairs of rounds."""
+def show_int8_cache(bench: Bench, shapes: Shapes) -> None:
+    for num_rows, context in ATTENTION:
+        small, half = (attender_of(bench, shapes, num_rows, context, dtype) for dtype in ("int8", "float16"))
+        pairs = in_turns(
+            lambda row=small: bench.times(row.times_ns),
+            lambda row=half: bench.times(row.times_ns),  # type: ignore[misc]
+        )
+        times = [[int(each) for each in column] for column in zip(*pairs, strict=True)]
+        for name, attender, own in (("float16", half, times[1]), ("int8", small, times[0])):
+            rate = f"{attender.num_bytes / MIB:6.0f} MiB at {attender.num_bytes / min(own):5.1f} GB/s"
+            bench.say(f"{shapes.name} {name} {num_rows} × {context}", own, rate)
+        middle, low, high = ratios_of(pairs)
+        print(f"{shapes.name} int8 takes {middle:.2f} of the time of float16 ({low:.2f} to {high:.2f})", flush=True)
+
+
+def in_turns(first: Callable[[], Sequence[int]], second: Callable[[], Sequence[int]]) -> list[tuple[float, float]]:
+    """Median times of both in each of some rounds."""
     pairs = []
     for i in range(ROUNDS):
         if i % 2:
-            free, bound = statistics.median(lifted()), statistics.median(invariant())
+            of_second, of_first = statistics.median(second()), statistics.median(first())
         else:
-            bound, free = statistics.median(invariant()), statistics.median(lifted())
-        pairs.append((bound, free))
-    ratios = sorted(bound / free for bound, free in pairs)
-    cost, low, high = (100 * (ratio - 1) for ratio in (statistics.median(ratios), ratios[1], ratios[-2]))
+            of_first, of_second = statistics.median(first()), statistics.median(second())
+        pairs.append((of_first, of_second))
+    return pairs
+
+
+def ratios_of(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """First over second: the median of the rounds, and their range without the outermost ones."""
+    ratios = sorted(first / second for first, second in pairs)
+    return statistics.median(ratios), ratios[1], ratios[-2]
+
+
+def cost_of_invariance(
+    invariant: Callable[[], Sequence[int]], lifted: Callable[[], Sequence[int]]
+) -> tuple[list[int], str]:
+    """Median times of the first, and how much longer it takes than the second."""
+    pairs = in_turns(invariant, lifted)
+    cost, low, high = (100 * (ratio - 1) for ratio in ratios_of(pairs))
     return [int(bound) for bound, _ in pairs], f"cost of invariance {cost:+5.1f} % ({low:+.1f} to {high:+.1f})"
 
 
@@ -192,7 +230,10 @@ def show_invariance(bench: Bench, shapes: Shapes, all_rows: Sequence[int]) -> No
         for m in all_rows:
             own: list[Layer] = [(matrix, n, k, m) for matrix in bound]
             lifted: list[Layer] = [(matrix, split * n, k // split, m) for matrix in free]
-            times, text = in_turns(lambda own=own: bench.linear(own), lambda lifted=lifted: bench.linear(lifted))  # type: ignore[misc]
+            times, text = cost_of_invariance(
+                lambda own=own: bench.linear(own),
+                lambda lifted=lifted: bench.linear(lifted),  # type: ignore[misc]
+            )
             bench.say(f"{shapes.name} {kind} {m} rows, K in {split}", times, text)
         del bound, free
         gc.collect()
@@ -203,7 +244,7 @@ def show_invariance(bench: Bench, shapes: Shapes, all_rows: Sequence[int]) -> No
         shared = Attender(
             shapes, num_layers=num_layers, num_rows=threads, context=context // threads, num_threads=threads
         )
-        times, text = in_turns(
+        times, text = cost_of_invariance(
             lambda row=one_row: bench.times(row.times_ns), lambda row=shared: bench.times(row.times_ns)
         )  # type: ignore[misc]
         bench.say(f"{shapes.name} attention 1 × {context}", times, text)
@@ -224,6 +265,8 @@ def main() -> None:
                 show_walk(bench, shapes, arguments.rows, arguments.head_rows)
             if "attention" in parts:
                 show_attention(bench, shapes)
+            if "int8_cache" in parts:
+                show_int8_cache(bench, shapes)
             if "invariance" in parts and num_threads > 1:
                 show_invariance(bench, shapes, [m for m in arguments.rows if m <= 32])
             gc.collect()

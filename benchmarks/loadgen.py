@@ -14,11 +14,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from everystop.core.errors import EverystopError
+from everystop.server_url import ServerUrl
 from everystop.sim.workloads import DEFAULT_SEED, MAKERS, Workload, make_workload, read_workload
 from everystop.trial.http_client import Target
 from everystop.trial.http_load import run_load
@@ -71,7 +71,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-run", type=float, default=1200.0, help="seconds that the run may take")
     parser.add_argument("--allow-remote", action="store_true", help="send load to another machine")
     arguments = parser.parse_args(argv)
-    if urlsplit(arguments.url).hostname not in LOOPBACK and not arguments.allow_remote:
+    if ServerUrl.parse(arguments.url).host not in LOOPBACK and not arguments.allow_remote:
         parser.error(f"{arguments.url} is not this machine; say --allow-remote if it is yours to load")
     return arguments
 
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if any(job.tenant for job in workload.jobs) and arguments.tenant_header is None:
         raise SystemExit(f"{workload.name} has tenants; say by --tenant-header which header names them")
     target = Target(
-        url=arguments.url.rstrip("/"),
+        url=arguments.url,
         model=arguments.model,
         api_key=arguments.api_key,
         temperature=arguments.temperature,

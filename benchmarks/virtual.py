@@ -60,6 +60,8 @@ def virtual_capacity(config: Config) -> Capacity:
     """As many blocks as the longest requests need on all slots, which is what `serve` takes where memory allows."""
     if config.max_model_len is None or config.kv_cache_memory is not None:
         raise SystemExit("in virtual time the KV cache follows from --max-model-len; leave out --kv-cache-memory")
+    if config.kv_cache_dtype != "auto":
+        raise SystemExit("--kv-cache-dtype has no effect in virtual time; leave it out")
     num_blocks = config.max_num_seqs * -(-config.max_model_len // config.block_size)
     return Capacity(
         num_blocks=num_blocks, block_size=config.block_size, num_bytes=0, max_model_len=config.max_model_len

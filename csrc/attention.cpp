@@ -41,14 +41,28 @@ float half_to_float(Half value) {
 
 namespace {
 
-double element(const void* data, bool half, int64_t index) {
-  return half ? half_to_float(static_cast<const Half*>(data)[index]) : static_cast<const float*>(data)[index];
+double element(const void* data, KvType type, int64_t index) {
+  if (type == KvType::int8) return static_cast<const int8_t*>(data)[index];
+  if (type == KvType::float16) return half_to_float(static_cast<const Half*>(data)[index]);
+  return static_cast<const float*>(data)[index];
+}
+
+// What elements of a head whose keys begin at `index` are multiplied by, of token `offset` in its block.
+double scale(const KvLayout& layout, const void* keys, int64_t index, int64_t offset, bool of_values) {
+  if (layout.type != KvType::int8) return 1.0;
+  float value;
+  const int8_t* scales = static_cast<const int8_t*>(keys) + index + layout.head_dim * layout.block_size;
+  std::memcpy(&value, scales + 4 * (offset + (of_values ? layout.block_size : 0)), sizeof value);
+  return value;
 }
 
 }  // namespace
 
 void attend_naive(const KvLayout& layout, const void* keys, const void* values, const AttentionTile& tile) {
   const int64_t dim = layout.head_dim, size = layout.block_size;
+  const auto first_key = [&](int64_t t) {  // of the tile's head in the block of position t
+    return tile.block_table[t / size] * layout.block_stride + tile.kv_head * layout.key_rows() * size;
+  };
   for (int64_t row = 0; row < tile.num_rows; ++row) {
     const int64_t num_keys = tile.first_position + row + 1;
     std::vector<double> weights(static_cast<size_t>(num_keys));
@@ -56,11 +70,11 @@ void attend_naive(const KvLayout& layout, const void* keys, const void* values, 
       const float* q = tile.queries + row * tile.query_stride + head * dim;
       double largest = -INFINITY, sum = 0.0;
       for (int64_t t = 0; t < num_keys; ++t) {
-        const int64_t first =
-            tile.block_table[t / size] * layout.block_stride + tile.kv_head * dim * size + t % size;
+        const int64_t first = first_key(t);
         double score = 0.0;
-        for (int64_t d = 0; d < dim; ++d) score += q[d] * element(keys, layout.half, first + d * size);
-        weights[static_cast<size_t>(t)] = score * tile.scale;
+        for (int64_t d = 0; d < dim; ++d)
+          score += q[d] * element(keys, layout.type, first + d * size + t % size);
+        weights[static_cast<size_t>(t)] = score * scale(layout, keys, first, t % size, false) * tile.scale;
         largest = std::max(largest, weights[static_cast<size_t>(t)]);
       }
       for (double& weight : weights) sum += weight = std::exp(weight - largest);
@@ -69,7 +83,8 @@ void attend_naive(const KvLayout& layout, const void* keys, const void* values, 
         for (int64_t t = 0; t < num_keys; ++t) {
           const int64_t value = tile.block_table[t / size] * layout.block_stride +
                                 (tile.kv_head * size + t % size) * layout.value_stride();
-          total += weights[static_cast<size_t>(t)] * element(values, layout.half, value + d);
+          total += weights[static_cast<size_t>(t)] * scale(layout, keys, first_key(t), t % size, true) *
+                   element(values, layout.type, value + d);
         }
         tile.out[row * tile.out_stride + head * dim + d] = static_cast<float>(total / sum);
       }

@@ -3,7 +3,8 @@
 // The keys of a row at position p are cut at fixed multiples of 256 of the request's own positions. Inside a
 // split, scores are summed over ascending dimensions, softmax weights over 16 lanes (position mod 16) and
 // then in a fixed tree, values over ascending positions; splits are merged from the first to the last. So a
-// row does the same arithmetic in a decode step, in any prefill chunk, and for every block size.
+// row does the same arithmetic in a decode step, in any prefill chunk, and for every block size. Of int8 keys
+// the scale multiplies a finished score, of int8 values the weight.
 #pragma once
 
 #include <cstdint>

@@ -5,11 +5,18 @@
 // kTileQueries query vectors.
 #pragma once
 
+#include <type_traits>
+
 #include "activation_body.hpp"
 #include "norm_body.hpp"
+#include "quantize.hpp"
 
 namespace everystop {
 namespace {
+
+// Elements that are worth what they say only times the scale of their token and head.
+template <class Element>
+constexpr bool kIsScaled = std::is_same_v<Element, int8_t>;
 
 constexpr int64_t kVectorsPerSplit = kAttentionSplit / 16;
 constexpr float kLog2E = 1.44269504f;
@@ -72,13 +79,15 @@ void score_queries(int64_t num_queries, const float* queries, int64_t query_stri
   }
 }
 
-// The keys to score next, fetched a few lines at a time while values are summed.
+// The keys to score next, fetched a few lines at a time while values are summed: of each group of tokens so
+// many lines, `stride` elements apart.
 template <class Element>
 struct NextKeys {
   static constexpr int64_t kPerLine = 64 / static_cast<int64_t>(sizeof(Element));
-  static constexpr int kLinesPerKey = static_cast<int>(sizeof(Element));  // of a head of 64 dimensions
-  const Element* groups[kAttentionSplit / 16 + 1];                        // the last is null
-  int64_t stride, dim;
+  // Of a head of 64 dimensions, and its scales.
+  static constexpr int kLinesPerKey = static_cast<int>(sizeof(Element)) + (kIsScaled<Element> ? 1 : 0);
+  const Element* groups[kAttentionSplit / 16 + 1];  // the last is null
+  int64_t stride, num_lines;
   const Element* at = nullptr;
   int64_t group = 0, left = 0;
 
@@ -89,7 +98,7 @@ struct NextKeys {
     if (left == 0) {
       if (groups[group] == nullptr) return;
       at = groups[group++];
-      left = dim;
+      left = num_lines;
     }
     __builtin_prefetch(at, 0, 2);
     at += stride;
@@ -140,9 +149,17 @@ void value_queries(int64_t num_queries, const float* weights, const Element* con
   }
 }
 
-// Turns num_keys scores into 2^(score - max) in place; lanes after the last key become exactly 0.
-inline float weigh_scores(float* scores, int64_t num_keys, float* largest) {
+// Turns num_keys scores into weights 2^(score - max) in place and returns the weights' sum. Lanes after the
+// last key become exactly 0, or anything where there are scales: scales[v] points at those of keys 16 v …,
+// and those of the values lie value_scales floats behind.
+template <bool kScaled>
+inline float weigh_scores(float* scores, int64_t num_keys, const float* const* scales, int64_t value_scales,
+                          float* largest) {
   const int64_t whole = num_keys / 16, rest = num_keys % 16;
+  if constexpr (kScaled) {
+    for (int64_t v = 0; v < whole + (rest > 0 ? 1 : 0); ++v)
+      store(scores + v * 16, mul(load(scores + v * 16), load(scales[v])));
+  }
   Vec16 top = splat(-__builtin_inff());
   for (int64_t v = 0; v < whole; ++v) top = max(top, load(scores + v * 16));
   if (rest > 0) {
@@ -155,8 +172,12 @@ inline float weigh_scores(float* scores, int64_t num_keys, float* largest) {
   Vec16 sum = zeros();
   for (int64_t v = 0; v < whole + (rest > 0 ? 1 : 0); ++v) {
     const Vec16 weight = exp2_or_zero(sub(load(scores + v * 16), shift));
-    store(scores + v * 16, weight);
     sum = add(sum, weight);
+    if constexpr (kScaled) {
+      store(scores + v * 16, mul(weight, load(scales[v] + value_scales)));
+    } else {
+      store(scores + v * 16, weight);
+    }
   }
   return sum_lanes(sum);
 }
@@ -204,24 +225,35 @@ inline void scale_queries(const KvLayout& layout, const AttentionTile& tile, flo
   }
 }
 
+// The scales of a block's keys of one head, which begin at `head`: float [block_size], then of its values.
+inline const float* scales_behind(const KvLayout& layout, const int8_t* head) {
+  return reinterpret_cast<const float*>(head + layout.head_dim * layout.block_size);
+}
+inline float* scales_behind(const KvLayout& layout, int8_t* head) {
+  return reinterpret_cast<float*>(head + layout.head_dim * layout.block_size);
+}
+
 // The keys of a tile's split that begins at position `begin`; none for a null tile.
 template <class Element>
 NextKeys<Element> next_keys(const KvLayout& layout, const Element* keys, const AttentionTile* tile,
                             int64_t begin) {
-  NextKeys<Element> next{{}, layout.block_size, layout.head_dim};
+  constexpr int64_t per_line = NextKeys<Element>::kPerLine;
+  const int64_t size = layout.block_size, step = per_line < size ? per_line : size;
+  // Where a line holds more tokens than a block, it holds more than one row of its keys.
+  NextKeys<Element> next{{}, size * per_line / step, (layout.key_rows() * step + per_line - 1) / per_line};
   if (tile == nullptr) return next;
-  const int64_t size = layout.block_size, num_keys = tile->first_position + tile->num_rows;
+  const int64_t num_keys = tile->first_position + tile->num_rows;
   const int64_t end = num_keys - begin < kAttentionSplit ? num_keys : begin + kAttentionSplit;
-  const int64_t step = NextKeys<Element>::kPerLine < size ? NextKeys<Element>::kPerLine : size;
   for (int64_t i = 0; begin + i * step < end; ++i) {
     const int64_t position = begin + i * step;
     const Element* block = keys + tile->block_table[position / size] * layout.block_stride;
-    next.groups[i] = block + tile->kv_head * layout.head_dim * size + position % size;
+    next.groups[i] = block + tile->kv_head * layout.key_rows() * size + position % size;
   }
   return next;
 }
 
-// Where 16 keys and values at a time of one split lie, and how many of the keys each query vector sees.
+// Where 16 keys and values at a time of one split lie, with their scales if they have any, and how many of
+// the keys each query vector sees.
 template <class Element>
 struct Split {
   Split(const KvLayout& layout, const Element* all_keys, const Element* all_values, const AttentionTile& tile,
@@ -231,10 +263,12 @@ struct Split {
     const int64_t last = tile.first_position + tile.num_rows - begin;  // keys that the last row sees
     num_vectors = ((last < kAttentionSplit ? last : kAttentionSplit) + 15) / 16;
     for (int64_t v = 0; v < num_vectors; ++v) {
-      const int64_t position = begin + v * 16;
+      const int64_t position = begin + v * 16, offset = position % size;
       const int64_t block = tile.block_table[position / size] * layout.block_stride;
-      keys[v] = all_keys + block + tile.kv_head * layout.head_dim * size + position % size;
-      values[v] = all_values + block + (tile.kv_head * size + position % size) * layout.value_stride();
+      const Element* head = all_keys + block + tile.kv_head * layout.key_rows() * size;
+      keys[v] = head + offset;
+      if constexpr (kIsScaled<Element>) scales[v] = scales_behind(layout, head) + offset;
+      values[v] = all_values + block + (tile.kv_head * size + offset) * layout.value_stride();
     }
   }
   int64_t num_keys(int64_t q) const {
@@ -243,6 +277,7 @@ struct Split {
   }
   const Element* keys[kVectorsPerSplit];
   const Element* values[kVectorsPerSplit];
+  const float* scales[kVectorsPerSplit];
   int64_t num_vectors, first, group;
 };
 
@@ -256,7 +291,8 @@ void attend_split(const KvLayout& layout, const Split<Element>& split, int64_t n
     score_queries<kTileQueries>(n, queries + q * stride, stride, layout.head_dim, split.keys, split.values,
                                 split.num_vectors, layout.block_size, scores);
     for (int64_t i = 0; i < n; ++i) {
-      out.sums[q + i] = weigh_scores(scores + i * kAttentionSplit, split.num_keys(q + i), &out.tops[q + i]);
+      out.sums[q + i] = weigh_scores<kIsScaled<Element>>(scores + i * kAttentionSplit, split.num_keys(q + i),
+                                                         split.scales, layout.block_size, &out.tops[q + i]);
     }
     // What all rows see is done together; a masked value must not be touched, so each row does its own rest.
     const int64_t shared = split.num_keys(q);
@@ -300,26 +336,35 @@ void attend_one_split(const KvLayout& layout, const Element* keys, const Element
                Partial(partial, num_queries, stride));
 }
 
+// Calls body with some element of the layout's type.
+template <class Body>
+inline void with_element(const KvLayout& layout, Body&& body) {
+  switch (layout.type) {
+    case KvType::float32:
+      return body(0.0f);
+    case KvType::float16:
+      return body(Half{});
+    case KvType::int8:
+      return body(int8_t{0});
+  }
+}
+
 void attend(const KvLayout& layout, const void* keys, const void* values, const AttentionTile& tile,
             const AttentionTile* following, float* scratch) {
-  if (layout.half) {
-    attend_elements(layout, static_cast<const Half*>(keys), static_cast<const Half*>(values), tile, following,
-                    scratch);
-  } else {
-    attend_elements(layout, static_cast<const float*>(keys), static_cast<const float*>(values), tile,
+  with_element(layout, [&](auto element) {
+    using Element = decltype(element);
+    attend_elements(layout, static_cast<const Element*>(keys), static_cast<const Element*>(values), tile,
                     following, scratch);
-  }
+  });
 }
 
 void attend_partly(const KvLayout& layout, const void* keys, const void* values, const AttentionTile& tile,
                    int64_t split, float* scratch, float* partial) {
-  if (layout.half) {
-    attend_one_split(layout, static_cast<const Half*>(keys), static_cast<const Half*>(values), tile, split,
-                     scratch, partial);
-  } else {
-    attend_one_split(layout, static_cast<const float*>(keys), static_cast<const float*>(values), tile, split,
-                     scratch, partial);
-  }
+  with_element(layout, [&](auto element) {
+    using Element = decltype(element);
+    attend_one_split(layout, static_cast<const Element*>(keys), static_cast<const Element*>(values), tile,
+                     split, scratch, partial);
+  });
 }
 
 void merge_partials(const KvLayout& layout, const AttentionTile& tile, float* partials,
@@ -334,32 +379,50 @@ void merge_partials(const KvLayout& layout, const AttentionTile& tile, float* pa
   write_results(layout, tile, total);
 }
 
+// Writes one token's keys and values of a head; key and value point at their places.
+template <class Element>
+inline void write_head(const KvLayout& layout, Element* key, Element* value, const float* k, const float* v) {
+  const int64_t dim = layout.head_dim, size = layout.block_size;
+  for (int64_t d = 0; d < dim; d += 16) {
+    const int64_t n = dim - d < 16 ? dim - d : 16;
+    Element rounded[16];
+    store(rounded, n == 16 ? load(k + d) : load_first(k + d, n, 0.0f));
+    for (int64_t i = 0; i < n; ++i) key[(d + i) * size] = rounded[i];
+    store(value + d, n == 16 ? load(v + d) : load_first(v + d, n, 0.0f));
+  }
+}
+
+// The same rounded to int8; the token's two scales go to scales[0] and scales[block_size]. The rows of values
+// lend their place to the keys first; what pads them stays zero as the pool was made.
+inline void write_head(const KvLayout& layout, int8_t* key, int8_t* value, float* scales, const float* k,
+                       const float* v) {
+  const int64_t dim = layout.head_dim, size = layout.block_size;
+  scales[0] = quantize_group(k, dim, value);
+  for (int64_t d = 0; d < dim; ++d) key[d * size] = value[d];
+  scales[size] = quantize_group(v, dim, value);
+}
+
 template <class Element>
 void write_elements(const KvLayout& layout, Element* keys, Element* values, int64_t block, int64_t offset,
                     const float* k, const float* v) {
-  const int64_t dim = layout.head_dim, size = layout.block_size, stride = layout.value_stride();
-  for (int64_t head = 0; head < layout.num_kv_heads; ++head) {
-    Element* key = keys + block * layout.block_stride + head * dim * size + offset;
-    Element* value = values + block * layout.block_stride + (head * size + offset) * stride;
-    for (int64_t d = 0; d < dim; d += 16) {
-      const int64_t n = dim - d < 16 ? dim - d : 16;
-      const float* x = k + head * dim + d;
-      Element rounded[16];
-      store(rounded, n == 16 ? load(x) : load_first(x, n, 0.0f));
-      for (int64_t i = 0; i < n; ++i) key[(d + i) * size] = rounded[i];
-      const float* y = v + head * dim + d;
-      store(value + d, n == 16 ? load(y) : load_first(y, n, 0.0f));
+  const int64_t dim = layout.head_dim, size = layout.block_size;
+  for (int64_t head = 0; head < layout.num_kv_heads; ++head, k += dim, v += dim) {
+    Element* first = keys + block * layout.block_stride + head * layout.key_rows() * size;
+    Element* value = values + block * layout.block_stride + (head * size + offset) * layout.value_stride();
+    if constexpr (kIsScaled<Element>) {
+      write_head(layout, first + offset, value, scales_behind(layout, first) + offset, k, v);
+    } else {
+      write_head(layout, first + offset, value, k, v);
     }
   }
 }
 
 void write_token(const KvLayout& layout, void* keys, void* values, int64_t block, int64_t offset,
                  const float* k, const float* v) {
-  if (layout.half) {
-    write_elements(layout, static_cast<Half*>(keys), static_cast<Half*>(values), block, offset, k, v);
-  } else {
-    write_elements(layout, static_cast<float*>(keys), static_cast<float*>(values), block, offset, k, v);
-  }
+  with_element(layout, [&](auto element) {
+    using Element = decltype(element);
+    write_elements(layout, static_cast<Element*>(keys), static_cast<Element*>(values), block, offset, k, v);
+  });
 }
 
 void widen(const Half* x, int64_t n, float* out) {

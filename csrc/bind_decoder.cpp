@@ -66,11 +66,19 @@ int64_t positive(const nb::dict& values, const char* name) {
   return value;
 }
 
+KvType read_kv_type(const std::string& name) {
+  if (name == "float32") return KvType::float32;
+  if (name == "float16") return KvType::float16;
+  require(name == "int8", "kv_cache_dtype must be float32, float16 or int8, not " + name);
+  return KvType::int8;
+}
+
 DecoderConfig read_config(const nb::dict& d) {
   DecoderConfig c{};
   const std::string dtype = entry<std::string>(d, "dtype");
   require(dtype == "int8" || dtype == "float32", "dtype must be int8 or float32, not " + dtype);
   c.dtype = dtype == "int8" ? Dtype::int8 : Dtype::float32;
+  c.kv_type = read_kv_type(entry<std::string>(d, "kv_cache_dtype"));
   c.num_layers = positive(d, "num_layers");
   c.hidden_size = positive(d, "hidden_size");
   c.intermediate_size = positive(d, "intermediate_size");
@@ -345,10 +353,13 @@ class PyDecoder {
   void set_fetching(bool on) { decoder_->set_fetching(on); }
 
   void set_mutant(const std::string& name) {
-    require(name == "quantize_over_batch" || name == "split_by_rows" || name == "none", "no mutant " + name);
-    decoder_->set_mutant(name == "none"            ? Mutant::none
-                         : name == "split_by_rows" ? Mutant::split_by_rows
-                                                   : Mutant::quantize_over_batch);
+    require(name == "quantize_over_batch" || name == "split_by_rows" || name == "scale_over_tokens" ||
+                name == "none",
+            "no mutant " + name);
+    decoder_->set_mutant(name == "none"                ? Mutant::none
+                         : name == "split_by_rows"     ? Mutant::split_by_rows
+                         : name == "scale_over_tokens" ? Mutant::scale_over_tokens
+                                                       : Mutant::quantize_over_batch);
   }
 
  private:
@@ -409,8 +420,8 @@ Output<float, 2> py_rope(Input<float, 2> x, Input<float, 1> inv_freq, int64_t po
 // Attention of q [T, H, d] at positions first_position … over k, v [first_position + T, KV, d], stored in the
 // blocks of block_table first. Rows go in tiles of at most tile_rows.
 Output<float, 3> py_attention(Input<float, 3> q, Input<float, 3> k, Input<float, 3> v, int64_t first_position,
-                              int64_t block_size, Input<int32_t, 1> block_table, bool half, int64_t tile_rows,
-                              bool naive) {
+                              int64_t block_size, Input<int32_t, 1> block_table,
+                              const std::string& kv_cache_dtype, int64_t tile_rows, bool naive) {
   const int64_t num_rows = static_cast<int64_t>(q.shape(0)), num_heads = static_cast<int64_t>(q.shape(1));
   const int64_t dim = static_cast<int64_t>(q.shape(2)), num_kv_heads = static_cast<int64_t>(k.shape(1));
   const int64_t num_keys = static_cast<int64_t>(k.shape(0));
@@ -431,7 +442,7 @@ Output<float, 3> py_attention(Input<float, 3> q, Input<float, 3> k, Input<float,
   require(tile_rows >= 1 && 256 % tile_rows == 0 && tile_rows <= attention_tile_rows(group),
           "no such tile_rows");
 
-  KvCache cache({num_kv_heads, dim, block_size, half}, 1, largest + 1);
+  KvCache cache({num_kv_heads, dim, block_size, read_kv_type(kv_cache_dtype)}, 1, largest + 1);
   const DecoderKernels& kernels = decoder_kernels();
   for (int64_t t = 0; t < num_keys; ++t) {
     kernels.write_token(cache.layout(), cache.keys(0), cache.values(0), block_table.data()[t / block_size],
@@ -547,8 +558,8 @@ void bind_decoder(nb::module_& m) {
   m.def("rope", &py_rope, "x"_a.noconvert(), "inv_freq"_a.noconvert(), "position"_a, "factor"_a = 1.0f,
         "naive"_a = false, "Heads x [H, 2 · len(inv_freq)] rotated to a position.");
   m.def("attention", &py_attention, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),
-        "first_position"_a, "block_size"_a, "block_table"_a.noconvert(), "half"_a = false, "tile_rows"_a = 1,
-        "naive"_a = false,
+        "first_position"_a, "block_size"_a, "block_table"_a.noconvert(), "kv_cache_dtype"_a = "float32",
+        "tile_rows"_a = 1, "naive"_a = false,
         "Causal attention of q [T, H, d] over k, v [first_position + T, KV, d] through a paged cache.");
   m.def("sample", &py_sample, "logits"_a.noconvert(), "sampling"_a, "token_ids"_a.noconvert(),
         "num_prompt_tokens"_a, "naive"_a = false,

@@ -83,7 +83,7 @@ Decoder::Decoder(DecoderConfig config, DecoderWeights weights)
       weights_(std::move(weights)),
       kernels_(decoder_kernels()),
       team_(config_.num_threads),
-      cache_({config_.num_kv_heads, config_.head_dim, config_.block_size, config_.dtype == Dtype::int8},
+      cache_({config_.num_kv_heads, config_.head_dim, config_.block_size, config_.kv_type},
              config_.num_layers, config_.num_blocks),
       logits_stride_(round_up(config_.vocab_size, 16)),
       logits_rows_(
@@ -375,7 +375,7 @@ void Decoder::note(int64_t StepTimes::* part) {
 }
 
 void Decoder::project(const Projection& p) {
-  if (mutant_ == Mutant::none) return project_exactly(p);
+  if (mutant_ == Mutant::none || mutant_ == Mutant::scale_over_tokens) return project_exactly(p);
   p.make_rows(0, p.m);
   Projection made = p;
   made.make_rows = {};
@@ -435,11 +435,15 @@ void Decoder::rotate_and_store(int64_t layer) {
       if (norm != nullptr) kernels_.rms_norm(h, norm, c.head_dim, c.rms_norm_eps, h);
       kernels_.rotate_half(h, cosines_.get() + t * half, sines_.get() + t * half, half);
     }
-    const PlannedToken& token = tokens_[static_cast<size_t>(t)];
-    kernels_.write_token(cache_.layout(), cache_.keys(layer), cache_.values(layer), token.block, token.offset,
-                         x + c.q_size(), x + c.q_size() + c.kv_size());
+    store(tokens_[static_cast<size_t>(t)], layer, x + c.q_size(), x + c.q_size() + c.kv_size());
   });
+  if (mutant_ == Mutant::scale_over_tokens) store_on_one_grid(layer);
   note(&StepTimes::rope);
+}
+
+void Decoder::store(const PlannedToken& token, int64_t layer, const float* keys, const float* values) {
+  kernels_.write_token(cache_.layout(), cache_.keys(layer), cache_.values(layer), token.block, token.offset,
+                       keys, values);
 }
 
 void Decoder::attend(int64_t layer, const std::vector<AttentionTile>& tiles) {
@@ -619,7 +623,8 @@ void Decoder::check_prompts(const PromptLogits* prompts, int64_t num_prompts) co
         p.row >= 0 && p.row < static_cast<int64_t>(rows_.size()) && (i == 0 || prompts[i - 1].row < p.row);
     if (!is_row) require(false, "prompts are scored in the order of their rows, once each");
     const PlannedRow& row = rows_[static_cast<size_t>(p.row)];
-    const bool has_tokens = p.from >= 0 && p.count >= 1 && p.count <= row.num_tokens - p.from &&
+    const int64_t end = std::min(row.num_tokens, row.logits_from);  // of the tokens whose logits nobody samples
+    const bool has_tokens = p.from >= 0 && p.count >= 1 && p.count <= end - p.from &&
                             row.start + p.from + p.count < row.request->num_prompt_tokens;
     if (has_tokens && row.request->num_prompt_logprobs >= 0) continue;
     require(false, "row " + std::to_string(p.row) + " has no " + std::to_string(p.count) +

@@ -21,6 +21,7 @@ namespace everystop {
 
 struct DecoderConfig {
   Dtype dtype;
+  KvType kv_type;
   int64_t num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim;
   int64_t vocab_size;        // rows of the embedding and the output projection
   int64_t num_valid_tokens;  // ids below this can be sampled
@@ -79,7 +80,7 @@ struct PromptLogits {
 };
 
 // Bugs that a kernel may be given on purpose, so that tests can show that they would be found.
-enum class Mutant { none, quantize_over_batch, split_by_rows };
+enum class Mutant { none, quantize_over_batch, split_by_rows, scale_over_tokens };
 
 // Nanoseconds of the last step by part; `prepare` holds norms, SiLU and quantising, up to every projection.
 struct StepTimes {
@@ -171,6 +172,8 @@ class Decoder {
   void run_attention_block(int64_t layer);
   void run_mlp_block(int64_t layer);
   void rotate_and_store(int64_t layer);
+  void store(const PlannedToken& token, int64_t layer, const float* keys, const float* values);
+  void store_on_one_grid(int64_t layer);
   void attend(int64_t layer, const std::vector<AttentionTile>& tiles);
   bool attend_by_splits(int64_t layer, const std::vector<AttentionTile>& tiles);
   void keep_wanted();

@@ -37,6 +37,10 @@ inline Vec16 load(const float* p) {
 inline Vec16 load(const Half* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+inline Vec16 load(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
+}
 // Lanes n and above are `rest`; nothing beyond p[n - 1] is read.
 inline Vec16 load_first(const float* p, int64_t n, float rest) {
   return {_mm512_mask_loadu_ps(_mm512_set1_ps(rest), first_lanes(n), p)};

@@ -76,6 +76,11 @@ inline Vec16 load(const Half* p) {
   for (int i = 0; i < 16; ++i) lanes[i] = widen_half(p[i].bits);
   return load(lanes);
 }
+inline Vec16 load(const int8_t* p) {
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(p[i]);
+  return load(lanes);
+}
 inline Vec16 load_first(const float* p, int64_t n, float rest) {
   float lanes[16];
   for (int64_t i = 0; i < 16; ++i) lanes[i] = i < n ? p[i] : rest;

@@ -2,8 +2,13 @@
 // layers, so that a request takes no more pages of memory than it fills.
 //
 //   block   [num_layers] of keys, then values
-//   keys    [num_kv_heads][head_dim][block_size]       token-minor: 16 tokens' scores at a time
+//   keys    [num_kv_heads][key_rows][block_size]       token-minor: 16 tokens' scores at a time
 //   values  [num_kv_heads][block_size][value_stride]   dim-minor, rows padded with zeros
+//
+// A head's key_rows are its head_dim. Where elements are int8, a token's keys of a head share one scale and
+// its values another, which depend on that token alone; eight rows more, as bytes, hold them: float
+// [block_size] of the keys, then of the values. They lie behind the keys, so that what fetches keys brings
+// them too.
 //
 // Example, block_size 32: position 70 of a request is token 6 of block block_table[2].
 #pragma once
@@ -20,16 +25,19 @@ struct Half {
   uint16_t bits;
 };
 
+enum class KvType { float32, float16, int8 };
+
 struct KvLayout {
   int64_t num_kv_heads;
   int64_t head_dim;
   int64_t block_size;
-  bool half;                 // elements are Half, else float
+  KvType type;               // elements are float, Half or int8_t
   int64_t block_stride = 0;  // elements from a block to the next, of all layers; set by KvCache
 
+  int64_t key_rows() const { return type == KvType::int8 ? head_dim + 8 : head_dim; }
   int64_t value_stride() const { return (head_dim + 15) / 16 * 16; }
-  int64_t element_bytes() const { return half ? 2 : 4; }
-  int64_t key_block_elements() const { return num_kv_heads * head_dim * block_size; }
+  int64_t element_bytes() const { return type == KvType::float32 ? 4 : type == KvType::float16 ? 2 : 1; }
+  int64_t key_block_elements() const { return num_kv_heads * key_rows() * block_size; }
   int64_t value_block_elements() const { return num_kv_heads * block_size * value_stride(); }
   int64_t bytes_per_layer_block() const {
     return (key_block_elements() + value_block_elements()) * element_bytes();

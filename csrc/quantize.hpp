@@ -42,7 +42,7 @@ constexpr float kSmallestMagnitude = 1e-30f;
 [[maybe_unused]] static float quantize_group(const float* x, int64_t count, int8_t* q) {
   const float largest = largest_magnitude(x, count);
   if (largest < kSmallestMagnitude) {
-    std::memset(q, 0, static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) q[i] = 0;
     return 0.0f;
   }
   const float inverse = 127.0f / largest;

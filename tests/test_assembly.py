@@ -8,6 +8,8 @@ from everystop import assembly
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.model.spec import DecoderSpec
+from everystop.model.weights import LoadedModel
+from everystop.runner.native import bytes_per_block
 
 BLOCK_BYTES = 1 << 20
 
@@ -33,6 +35,31 @@ def test_cache_for_more_than_the_machine_allows_is_refused(spec: DecoderSpec) ->
     with pytest.raises(ConfigError, match="no block of 32 tokens"):
         assembly.plan_capacity(Config(kv_cache_memory=BLOCK_BYTES - 1), spec, BLOCK_BYTES)
     assert assembly.plan_capacity(Config(kv_cache_memory=1 << 30), spec, BLOCK_BYTES).num_blocks == 1024
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flag", "stored"),
+    [("int8", "auto", "float16"), ("float32", "auto", "float32"), ("float32", "float16", "float16"),
+     ("int8", "float16", "float16"), ("int8", "int8", "int8"), ("float32", "int8", "int8")],
+)  # fmt: skip
+def test_cache_stores_what_is_said_or_what_goes_with_the_weights(
+    spec: DecoderSpec, dtype: str, flag: str, stored: str
+) -> None:
+    loaded = LoadedModel(spec=spec, dtype=dtype, layout="", weights={}, from_cache=False, notes=())
+    assert assembly.kv_cache_dtype(Config(kv_cache_dtype=flag), loaded) == stored
+
+
+def test_the_same_memory_holds_nearly_twice_the_tokens_in_int8(spec: DecoderSpec) -> None:
+    """Heads of 64: 256 bytes a token in float16, 128 and two scales of 4 in int8."""
+    num_tokens = {
+        stored: assembly.plan_capacity(
+            Config(kv_cache_memory=1 << 24), spec, bytes_per_block(spec, 32, stored)
+        ).num_tokens
+        for stored in ("float32", "float16", "int8")
+    }
+    assert num_tokens["float16"] == 2 * num_tokens["float32"] == (1 << 24) // 256
+    assert num_tokens["int8"] == (1 << 24) // 136 // 32 * 32
+    assert num_tokens["int8"] > 1.88 * num_tokens["float16"]
 
 
 def test_longest_sequence_is_bounded_by_model_and_cache(spec: DecoderSpec) -> None:

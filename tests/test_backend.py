@@ -33,6 +33,7 @@ def test_a_gpu_is_found_where_there_is_one_and_pytorch(gpu: Path, tmp_path_facto
     assert choose(Config(), none) == Backend("cpu", "int8")
     assert choose(Config(), gpu, has_torch=False) == Backend("cpu", "int8")
     assert choose(Config(device="cpu"), gpu) == Backend("cpu", "int8")
+    assert choose(Config(kv_cache_dtype="int8"), none) == Backend("cpu", "int8")
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,8 @@ def test_only_a_gpu_is_planned_one_step_ahead() -> None:
         ({"device": "torch", "dtype": "int8"}, ["--dtype int8", "--device torch"]),
         ({"device": "cpu", "cuda_graphs": "off"}, ["--cuda-graphs has no effect", "--device cpu"]),
         ({"device": "torch", "gpu_memory_utilization": 0.5}, ["--gpu-memory-utilization has no effect"]),
+        ({"device": "cuda", "kv_cache_dtype": "int8"}, ["--kv-cache-dtype int8", "--device cuda", "--device cpu"]),
+        ({"device": "torch", "kv_cache_dtype": "float16"}, ["--kv-cache-dtype float16", "--device torch"]),
         ({"device": "cuda", "threads": 2}, ["--threads has no effect", "--device cuda"]),
         (
             {"device": "cuda", "kv_cache_memory": 1 << 30, "gpu_memory_utilization": 0.5},

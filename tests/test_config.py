@@ -36,6 +36,7 @@ from everystop.core.policy import POLICIES, make_policy
         ({"port": 65536}, ["--port is 65536"]),
         ({"dtype": "int4"}, ["--dtype is 'int4'", "int8, float32"]),
         ({"device": "tpu"}, ["--device is 'tpu'", "auto, cpu, cuda, torch"]),
+        ({"kv_cache_dtype": "fp8"}, ["--kv-cache-dtype is 'fp8'", "auto, float16, int8"]),
         ({"cuda_graphs": "always"}, ["--cuda-graphs is 'always'", "start, lazy, off"]),
         ({"gpu_memory_utilization": 1.5}, ["--gpu-memory-utilization is 1.5", "at most 1"]),
         ({"gpu_memory_utilization": 0.0}, ["--gpu-memory-utilization is 0.0", "at least 0.05"]),
@@ -107,6 +108,16 @@ def test_sizes_are_read(text: str, num_bytes: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="512MiB"):
         parse_bytes(text)
+
+
+def test_of_a_url_no_password_is_shown() -> None:
+    for url in ("https://me:pa@ss@collector:4318/v1", "https://me@collector"):
+        shown = Config(otlp_traces_endpoint=url).shown()["otlp_traces_endpoint"]
+        assert shown == "https://…@" + url.rpartition("@")[2]
+    with pytest.raises(ConfigError) as caught:
+        Config(otlp_traces_endpoint="https://me:se/cret@collector:99999")
+    assert "cret" not in str(caught.value)
+    assert Config(model="a@b").shown()["model"] == "a@b"
 
 
 def test_what_is_shown_of_a_configuration_holds_no_key() -> None:

@@ -23,6 +23,7 @@ ERRORS = "everystop.core.errors"
 DURATIONS = "everystop.core.durations"
 TENANTS = "everystop.tenants"
 KEYS = "everystop.keys"
+SERVER_URL = "everystop.server_url"
 PROTOCOL = "everystop.runner:ModelRunner"
 LAUNCHED = "everystop.runner:Launched"
 LAUNCHER = "everystop.runner:launcher"
@@ -44,6 +45,7 @@ ALLOWED = {
     "everystop.backend": {"everystop.config", ERRORS},
     "everystop.machine": set(),
     "everystop.keys": {ERRORS},
+    "everystop.server_url": {ERRORS},
     # Looks at all that a server needs, so it knows of each part that has needs of its own.
     "everystop.checkup": {
         "everystop.backend",
@@ -86,6 +88,7 @@ ALLOWED = {
     "everystop.observe.report": {"everystop.core.events", "everystop.observe", ERRORS},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
     "everystop.observe.recorder": {
+        "everystop.observe.record_file",
         "everystop.observe.history:Client",
         "everystop.core.plan",
         "everystop.core.policy:PolicySettings",
@@ -121,7 +124,7 @@ ALLOWED = {
         DURATIONS,
         CODES,
     },
-    "everystop.engine": {"everystop.core", "everystop.engine.loop", PROTOCOL, "everystop.config"},
+    "everystop.engine": {"everystop.core", "everystop.engine.loop", PROTOCOL, CODES, "everystop.config"},
     "everystop.engine.loop": {"everystop.core", PROTOCOL, LAUNCHED, LAUNCHER, EXECUTED},
     # The one place where scheduler, runner and model meet, and what starts from there: the server, and the two ways
     # to use the engine without one.
@@ -191,6 +194,7 @@ ALLOWED = {
         "everystop.observe",
         "everystop.sim.workloads",
         "everystop.trial.server_process",
+        SERVER_URL,
         ERRORS,
         DURATIONS,
     },
@@ -267,6 +271,7 @@ ALLOWED = {
         ERRORS,
         DURATIONS,
         KEYS,
+        SERVER_URL,
     },
 }
 

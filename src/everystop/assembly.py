@@ -129,7 +129,8 @@ def open_recorder(config: Config) -> Recorder | None:
     try:
         return Recorder(Path(config.record), config.policy, policy_settings(config), with_tokens=config.record_prompts)
     except OSError as error:
-        raise ConfigError(f"--record {config.record}: {error.strerror or error}; name a file to write") from error
+        reason = error.strerror or error
+        raise ConfigError(f"--record {config.record}: {reason}; name a file to write, in a folder to write") from error
 
 
 def num_threads(config: Config) -> int:
@@ -174,13 +175,23 @@ def kernels_of(config: Config, loaded: Loaded) -> str:
     return f"{name} kernels ({loaded.layout}), {num_threads(config)} threads"
 
 
+def kv_cache_dtype(config: Config, loaded: Loaded) -> str:
+    """The type in which keys and values are stored."""
+    if not isinstance(loaded, LoadedModel):
+        return str(loaded.torch_dtype).removeprefix("torch.")
+    from everystop.runner.native import stored_dtype
+
+    return stored_dtype(config.kv_cache_dtype, loaded.dtype)
+
+
 def build_runner(config: Config, loaded: Loaded, num_valid_tokens: int) -> tuple[ModelRunner, Capacity]:
     """The runner over loaded weights, and what its KV cache holds."""
     if not isinstance(loaded, LoadedModel):
         return _build_torch_runner(config, loaded, num_valid_tokens)
     from everystop.runner.native import NativeRunner, bytes_per_block
 
-    capacity = plan_capacity(config, loaded.spec, bytes_per_block(loaded.spec, config.block_size, loaded.dtype))
+    stored = kv_cache_dtype(config, loaded)
+    capacity = plan_capacity(config, loaded.spec, bytes_per_block(loaded.spec, config.block_size, stored))
     runner = NativeRunner(
         loaded,
         num_blocks=capacity.num_blocks,
@@ -189,6 +200,7 @@ def build_runner(config: Config, loaded: Loaded, num_valid_tokens: int) -> tuple
         max_num_seqs=config.max_num_seqs,
         num_threads=num_threads(config),
         num_valid_tokens=num_valid_tokens,
+        kv_cache_dtype=config.kv_cache_dtype,
     )
     return runner, capacity
 

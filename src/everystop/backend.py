@@ -89,6 +89,11 @@ def _check_honoured(config: Config, backend: Backend) -> None:
         ):
             if value is not None:
                 raise ConfigError(f"{flag} has no effect with {device}; leave it out, or choose --device cuda")
+    if backend.device != CPU and config.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"--kv-cache-dtype {config.kv_cache_dtype} cannot be had with {device}, which stores keys and values as it "
+            "computes them; leave it out, or choose --device cpu"
+        )
     if backend.device == CUDA:
         if config.threads is not None:
             raise ConfigError(f"--threads has no effect with {device}; leave it out")

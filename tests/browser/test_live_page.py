@@ -67,6 +67,21 @@ def test_charts_are_drawn_in_the_colours_of_the_grammar(open_page: Open, server:
         assert len(watched.colors(f"#strip-{strip}")) > 3
 
 
+def test_all_charts_are_printed_in_light_colours(open_page: Open, server: FakeServer, run: Run) -> None:
+    """Also those that nobody has scrolled to, and whatever the theme."""
+    watched = live(open_page, server)
+    page = watched.page
+    watched.look(390, "dark")
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    wipe = "id => { const c = document.getElementById(id); c.getContext('2d').clearRect(0, 0, c.width, c.height); }"
+    page.evaluate(wipe, "slots")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert {DECODE, PREFILL} <= watched.colors("#slots")
+    assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(244, 245, 247)"
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(17, 20, 24)"
+
+
 def test_a_static_batch_shows_slots_that_are_held(open_page: Open, server: FakeServer) -> None:
     server.first = [Run(is_static=True).full(400)]
     watched = live(open_page, server)

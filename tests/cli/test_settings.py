@@ -190,6 +190,8 @@ def test_help_names_the_unit_of_a_time() -> None:
     for field in settings.flag_fields():
         shown = settings.metavar(field.metadata["flag"], field.metadata["parse"])
         assert (shown == "MS") == field.name.endswith("_ms"), field.name
+        if field.metadata["parse"] is float and not field.metadata["metavar"] and shown != "MS":
+            assert "second" in f"{field.name} {field.metadata['help']}", f"{field.name} is said to be in seconds"
     assert settings.metavar("--ageing", float) == "SECONDS"
     assert settings.metavar("--max-num-seqs", int) == "N"
 

@@ -81,20 +81,29 @@ def test_a_key_is_asked_for_and_taken(capsys: pytest.CaptureFixture[str], monkey
         assert top(server, "--api-key", "a\nb") == 2
 
 
-@pytest.mark.parametrize("status", [200, 404])
-def test_another_kind_of_server_is_told_from_ours(status: int, capsys: pytest.CaptureFixture[str]) -> None:
-    with other_server(status) as url:
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, "hello"),
+        (404, "hello"),
+        (404, '{"error": {"message": "/ui/stream is not served here", "code": "not_found"}}'),
+    ],
+)
+def test_another_kind_of_server_or_version_is_told_from_ours(
+    status: int, body: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with other_server(status, body) as url:
         assert main(["top", "--url", url]) == 1
     assert "Everystop server" in capsys.readouterr().err
 
 
 @contextlib.contextmanager
-def other_server(status: int) -> Iterator[str]:
+def other_server(status: int, body: str) -> Iterator[str]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(b"hello")
+            self.wfile.write(body.encode())
 
         def log_message(self, *words: object) -> None:
             """Say nothing."""

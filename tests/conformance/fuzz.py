@@ -72,9 +72,15 @@ def attack(operation: schemathesis.APIOperation, mode: GenerationMode, max_examp
         response = case.call(timeout=TIMEOUT_S)
         tally.cases[f"{operation.method.upper()} {operation.path}"] += 1
         tally.statuses[response.status_code] += 1
-        case.validate_response(response, checks=list(CHECKS))
+        case.validate_response(response, checks=[check for check in CHECKS if not _is_wanted(check, case, response)])
 
     send()
+
+
+def _is_wanted(check: object, case: schemathesis.Case, response: schemathesis.Response) -> bool:
+    """A 504 where the case brought a timeout of its own: some take longer than a millisecond."""
+    has_timeout = isinstance(case.body, dict) and case.body.get("timeout") is not None
+    return check is not_a_server_error and response.status_code == 504 and has_timeout
 
 
 def run(max_examples: int) -> Tally:

@@ -155,6 +155,23 @@ def test_cached_prompt_tokens_cost_nothing() -> None:
     assert policy._accounts["a"].counter == (computed + 4 * 2) << 20
 
 
+@pytest.mark.parametrize("num_prompt", range(33, 101))
+def test_what_the_cache_has_after_boarding_is_given_back_also_where_one_token_is_left(num_prompt: int) -> None:
+    """Two tenants with one prompt at once: blocks of the first turn up while the second is on board."""
+    harness = make_harness(num_slots=4, block_size=32, max_num_batched_tokens=64)
+    policy = harness.scheduler.policy
+    assert isinstance(policy, Fair)
+    for request_id, tenant in enumerate("ab"):
+        harness.add(make_request(request_id, list(range(num_prompt)), max_tokens=3, tenant=tenant))
+    for _ in range(200):  # not to the end of both: the account of one that is idle is settled
+        if len(harness.received.get(1, ())) >= 2:
+            break
+        harness.turn()
+    request = harness.requests[1]
+    num_due = num_prompt - request.num_cached_tokens
+    assert policy._accounts["b"].counter == (num_due + 2 * len(harness.received[1])) << 20
+
+
 def test_recomputed_tokens_are_not_charged_again() -> None:
     small = Harness(make_scheduler(policy=Fair(), num_blocks=12, block_size=4, max_num_seqs=4, prefix_caching=False))
     for request_id in range(4):

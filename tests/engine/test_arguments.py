@@ -10,7 +10,7 @@ import pytest
 
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
-from everystop.engine.arguments import check_ids, check_params
+from everystop.engine.arguments import check_ids, checked_params
 from everystop.server.openai_fields import PARAMETER_FIELDS
 
 VOCAB = 100
@@ -64,7 +64,7 @@ def test_wrong_fields_are_named(field: str, value: Any) -> None:
     params = SamplingParams(max_tokens=3)
     object.__setattr__(params, field, value)  # some slips SamplingParams itself would stop
     with pytest.raises(RequestError, match=rf"^{field} ") as caught:
-        check_params(params, VOCAB)
+        checked_params(params, VOCAB)
     assert caught.value.param == field
     assert len(str(caught.value)) < 200
 
@@ -74,12 +74,12 @@ def test_ranges_hold_wherever_parameters_come_from() -> None:
     for name, (low, high) in SamplingParams.RANGES.items():
         for bound, beyond in ((low, low - 1), (high, high + 1)):
             params = SamplingParams(**{"max_tokens": 2**31 - 1, name: bound})
-            check_params(params, VOCAB)
+            checked_params(params, VOCAB)
             with pytest.raises(RequestError, match=rf"^{name} is"):
                 SamplingParams(**{name: beyond})
             object.__setattr__(params, name, beyond)
             with pytest.raises(RequestError, match=rf"^{name} is"):
-                check_params(params, VOCAB)
+                checked_params(params, VOCAB)
             row = PARAMETER_FIELDS.get(name)
             if row is not None and (name, bound) not in {
                 ("n", high),
@@ -96,18 +96,18 @@ def test_every_field_is_checked() -> None:
         params = SamplingParams()
         object.__setattr__(params, field.name, object())
         with pytest.raises(RequestError):
-            check_params(params, VOCAB)
+            checked_params(params, VOCAB)
 
 
 @pytest.mark.parametrize("params", [{"max_tokens": 2}, "x", 5])
 def test_params_must_be_sampling_params(params: Any) -> None:
     with pytest.raises(RequestError, match="must be SamplingParams"):
-        check_params(params, VOCAB)
+        checked_params(params, VOCAB)
 
 
 def test_sound_fields_are_taken() -> None:
-    check_params(SamplingParams(), VOCAB)
-    check_params(
+    checked_params(SamplingParams(), VOCAB)
+    checked_params(
         SamplingParams(
             max_tokens=5, min_tokens=5, temperature=0, top_p=1, top_k=3, min_p=0.1, repetition_penalty=1.2, n=3,
             presence_penalty=-2, frequency_penalty=2, seed=-1, stop=("a",), stop_token_ids=(1,), logprobs=0,
@@ -116,6 +116,17 @@ def test_sound_fields_are_taken() -> None:
         ),
         VOCAB,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("ids", [np.array([28, 29]), {28, 29}, [np.int64(28), 29]])
+def test_lists_become_tuples_of_whole_numbers(ids: Any) -> None:
+    """The engine's thread asks whether they are there, and hashes them."""
+    fields = {"allowed_token_ids": ids, "stop_token_ids": ids, "bad_word_ids": ([np.int32(5)],), "stop": ["a"]}
+    params = checked_params(SamplingParams(**fields, logit_bias=[[np.int64(5), 1]]), VOCAB)  # type: ignore[arg-type]
+    assert (params.allowed_token_ids, params.stop_token_ids) == ((28, 29), (28, 29))
+    assert (params.bad_word_ids, params.stop, params.logit_bias) == (((5,),), ("a",), ((5, 1.0),))
+    assert type(params.allowed_token_ids[0]) is type(params.logit_bias[0][0]) is int  # type: ignore[index]
+    hash(params)
 
 
 def test_ids_may_be_any_whole_numbers() -> None:

@@ -77,6 +77,13 @@ def test_prompts_of_every_kind(llm: LLM) -> None:
         llm.generate(["a", "b"], [GREEDY])
 
 
+def test_cached_tokens_are_what_the_first_choice_found_as_in_the_servers_usage() -> None:
+    """A choice that boards when the first has left finds what that one computed, which saves the caller nothing."""
+    prompt, several = [100 + i for i in range(70)], SamplingParams(max_tokens=2, n=2)
+    with LLM("smollm2", **SETTINGS | {"max_num_seqs": 1}) as llm:
+        assert [llm.generate(prompt, several)[0].num_cached_tokens for _ in range(2)] == [0, 64]
+
+
 @pytest.mark.parametrize("after_s", [0.002, 0.05, 0.3])
 def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, after_s: float) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background begin with it ignored

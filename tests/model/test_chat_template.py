@@ -27,7 +27,7 @@ from everystop.core.errors import (
     UnsupportedField,
     UnsupportedModel,
 )
-from everystop.model.chat_template import ChatTemplate, load_chat_template
+from everystop.model.chat_template import _GUARDS, ChatTemplate, load_chat_template
 from everystop.model.checkpoint import inspect_model
 from everystop.model.tokenizer import Tokenizer
 from everystop.model.tokenizer_files import load_tokenizer
@@ -131,6 +131,17 @@ def test_text_of_a_template_with_control_tokens_inside_words_is_kept(tmp_path: P
     ids = render_ids(tokenizer, NESTED, [user("</s> hi <s>"), user("yes", "assistant"), user("go")])
     assert [i for i in ids if i in tokenizer.control_ids] == [1, 2]
     assert ids[0] == 1
+
+
+def test_text_that_leaves_no_guard_is_refused(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate(NESTED, "test", tokenizer)
+    messages = [{"role": "user", "content": "".join(_GUARDS)}]
+    with pytest.raises(RequestError, match="65,566 noncharacters"):
+        template.render(messages)
+    messages[0]["content"] = "".join(_GUARDS[:-1])
+    assert template.render(messages)
+    with pytest.raises(RequestError, match="65,566 noncharacters"):  # which needs a second one
+        template.render(messages, add_generation_prompt=False, continue_final_message=True)
 
 
 def test_template_refusal_is_the_client_s_error_with_its_words(tokenizer: Tokenizer) -> None:

@@ -25,6 +25,9 @@ SHAPES = [
 ]
 
 
+STORED = ("float32", "float16", "int8")
+
+
 def make_inputs(shape: tuple[int, ...], seed: int = 0) -> dict[str, Any]:
     """Random q, k, v and a shuffled block table with gaps."""
     heads, kv_heads, dim, rows, first, block_size = shape
@@ -41,12 +44,12 @@ def make_inputs(shape: tuple[int, ...], seed: int = 0) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_equals_the_naive_version(shape: tuple[int, ...], half: bool) -> None:
-    inputs = make_inputs(shape)
-    naive = _native.attention(**inputs, half=half, naive=True)
-    np.testing.assert_allclose(_native.attention(**inputs, half=half), naive, atol=2e-6, rtol=2e-5)
+def test_equals_the_naive_version(shape: tuple[int, ...], stored: str) -> None:
+    inputs = make_inputs(shape) | {"kv_cache_dtype": stored}
+    naive = _native.attention(**inputs, naive=True)
+    np.testing.assert_allclose(_native.attention(**inputs), naive, atol=2e-6, rtol=2e-5)
 
 
 def test_the_naive_version_is_attention() -> None:
@@ -61,25 +64,51 @@ def test_the_naive_version_is_attention() -> None:
             np.testing.assert_allclose(out[row, head], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("half", [False, True])
-def test_bits_do_not_depend_on_tiles_blocks_or_chunks(half: bool) -> None:
-    inputs = make_inputs((9, 3, 64, 50, 230, 32))
-    whole = _native.attention(**inputs, half=half, tile_rows=8)
+def rounded_to_int8(x: np.ndarray) -> np.ndarray:
+    """Each head of each token [T, KV, d] on a grid of its own, from -127 to 127 times a scale."""
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    return np.rint(x * inverse).astype(np.float64) * (largest / np.float32(127))
+
+
+def test_int8_has_a_scale_for_each_token_and_head() -> None:
+    """Attention over keys and values that were rounded here; tokens and heads differ in size, and some are zero."""
+    inputs = make_inputs((6, 2, 20, 3, 40, 16), seed=3)
+    rng = np.random.default_rng(4)
+    for name in "kv":
+        inputs[name] *= (10.0 ** rng.uniform(-3, 2, (43, 2, 1))).astype(np.float32)
+        inputs[name][7::11, rng.integers(2)] = 0.0
+    inputs["k"] /= 10.0
+    out = _native.attention(**inputs, kv_cache_dtype="int8")
+    k, v = (rounded_to_int8(inputs[name]) for name in "kv")
+    for row in range(3):
+        for head in range(6):
+            scores = k[: 41 + row, head // 3] @ inputs["q"][row, head].astype(np.float64) / np.sqrt(20.0)
+            weights = np.exp(scores - scores.max())
+            expected = weights @ v[: 41 + row, head // 3] / weights.sum()
+            np.testing.assert_allclose(out[row, head], expected, atol=2e-5 * np.abs(v).max())
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_bits_do_not_depend_on_tiles_blocks_or_chunks(stored: str) -> None:
+    inputs = make_inputs((9, 3, 64, 50, 230, 32)) | {"kv_cache_dtype": stored}
+    whole = _native.attention(**inputs, tile_rows=8)
     for tile_rows in (1, 2, 4):
-        np.testing.assert_array_equal(_native.attention(**inputs, half=half, tile_rows=tile_rows), whole)
+        np.testing.assert_array_equal(_native.attention(**inputs, tile_rows=tile_rows), whole)
     for block_size in (16, 64, 128, 256):
         table = np.arange(20, dtype=np.int32)[::-1].copy()
         other = inputs | {"block_size": block_size, "block_table": table}
-        np.testing.assert_array_equal(_native.attention(**other, half=half, tile_rows=8), whole)
+        np.testing.assert_array_equal(_native.attention(**other, tile_rows=8), whole)
     for start, end in ((0, 1), (1, 27), (26, 50)):
         chunk = inputs | {"q": inputs["q"][start:end].copy(), "first_position": 230 + start}
         chunk |= {"k": inputs["k"][: 230 + end].copy(), "v": inputs["v"][: 230 + end].copy()}
-        np.testing.assert_array_equal(_native.attention(**chunk, half=half, tile_rows=8), whole[start:end])
+        np.testing.assert_array_equal(_native.attention(**chunk, tile_rows=8), whole[start:end])
 
 
-def test_later_positions_are_never_touched() -> None:
-    """NaN in the keys and values after a row leaves the row alone, also inside its tile."""
-    inputs = make_inputs((9, 3, 64, 8, 40, 16))
+@pytest.mark.parametrize("stored", STORED)
+def test_later_positions_are_never_touched(stored: str) -> None:
+    """NaN in the keys and values after a row leaves the row alone, also inside its tile and its block."""
+    inputs = make_inputs((9, 3, 64, 8, 40, 16)) | {"kv_cache_dtype": stored}
     clean = _native.attention(**inputs, tile_rows=8)
     inputs["k"][44:] = np.nan
     inputs["v"][44:] = np.nan
@@ -88,8 +117,9 @@ def test_later_positions_are_never_touched() -> None:
     assert np.isnan(out[4:]).all()
 
 
-def test_large_scores_do_not_overflow() -> None:
-    inputs = make_inputs((2, 1, 16, 3, 600, 16))
+@pytest.mark.parametrize("stored", STORED)
+def test_large_scores_do_not_overflow(stored: str) -> None:
+    inputs = make_inputs((2, 1, 16, 3, 600, 16)) | {"kv_cache_dtype": stored}
     inputs["q"] *= 1e4
     out = _native.attention(**inputs)
     assert np.isfinite(out).all()
@@ -103,6 +133,7 @@ def test_large_scores_do_not_overflow() -> None:
         ({"block_table": np.zeros(1, dtype=np.int32)}, "do not hold"),
         ({"block_table": np.full(4, -1, dtype=np.int32)}, "negative"),
         ({"first_position": 3}, "as many keys"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be float32, float16 or int8, not fp8"),
     ],
 )
 def test_wrong_sizes_are_refused(change: dict[str, Any], message: str) -> None:

@@ -37,7 +37,9 @@ def test_a_full_batch_names_who_held_the_slot() -> None:
         "4 output tokens."
     )
     assert [advice.flag for advice in explanation.advice] == ["--max-num-seqs"]
-    assert "another request (20 tokens)" in run.explain(2, name_of=lambda i: None).sentence
+    hidden = run.explain(2, name_of=lambda i: None).sentence
+    assert "until another request ended" in hidden
+    assert "20 tokens" not in hidden
 
 
 def test_a_static_batch_names_its_straggler_while_it_runs_and_afterwards() -> None:
@@ -87,6 +89,8 @@ def test_a_full_cache_gives_the_numbers_of_blocks_and_whose_need_it_was() -> Non
     run.finish()
     assert "queued because it needed 10 KV blocks and 7 were free" in run.explain(1).sentence
     assert "queued because r1 ahead of it needed 10 KV blocks and 7 were free" in run.explain(2).sentence
+    hidden = run.explain(2, name_of=lambda i: None).sentence
+    assert "queued because another request ahead of it did not fit the KV cache" in hidden
     assert run.explain(1).advice[0].flag == "--kv-cache-memory"
 
 
@@ -125,6 +129,7 @@ def test_a_long_prompt_beside_it_is_named_with_its_size_and_at_each_late_token()
         "125 ms for 30 output tokens: 62 ms decoding 29 tokens (2.1 ms each, beside 1 other) and 60 ms in others' "
         "prefill (modelled; most of it r1's 600 tokens)."
     )
+    assert "most of it another request's)" in run.explain(0, name_of=lambda i: None).sentence
     late = [token for token in explanation.tokens if token.is_outlier]
     assert [token.step_id for token in late] == list(range(5, 15))
     assert late[0].why == "prefill of 63 tokens of r1's prompt in step 5 (6.3 ms, modelled)"

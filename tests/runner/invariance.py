@@ -9,7 +9,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +105,25 @@ class Run:
         return [event.request_id for event in self.events if isinstance(event, PreemptEvent)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredModel(LoadedModel):
+    """A model whose keys and values are to be stored in a type of their own."""
+
+    kv_cache_dtype: str
+
+
+def storing(model: LoadedModel, kv_cache_dtype: str) -> StoredModel:
+    """The same model with such a KV cache."""
+    return StoredModel(
+        **{each.name: getattr(model, each.name) for each in fields(LoadedModel)}, kv_cache_dtype=kv_cache_dtype
+    )
+
+
 def make_runner(model: Any, *, num_threads: int, mutant: str = "none", **limits: Any) -> ModelRunner:
     """The runner of a model: native, or of PyTorch, which computes on as many threads as it was told elsewhere."""
     if isinstance(model, LoadedModel):
-        runner = NativeRunner(model, num_threads=num_threads, **limits)
+        stored = model.kv_cache_dtype if isinstance(model, StoredModel) else "auto"
+        runner = NativeRunner(model, num_threads=num_threads, kv_cache_dtype=stored, **limits)
         runner._decoder.set_mutant(mutant)
         return runner
     from everystop.runner.torch.runner import RunnerLimits, TorchRunner
@@ -297,14 +312,16 @@ def check_batch(model: LoadedModel, reference: Run, prompts: Sequence[Prompt], s
             )
 
 
-def check_small_matrix(folder: str, dtype: str, num_prompts: str = "8", max_tokens: str = "130") -> dict[str, Any]:
+def check_small_matrix(
+    folder: str, dtype: str, kv_cache_dtype: str, num_prompts: str = "8", max_tokens: str = "130"
+) -> dict[str, Any]:
     """A smaller matrix in this process's instruction-set path, for a fresh process; returns what it did.
 
     `max_tokens` must last until the last prompt has come on board, in chunks of 7 tokens.
     """
     from everystop import _native
 
-    model = load_model(inspect_model(Path(folder)), dtype=dtype, num_threads=1)
+    model = storing(load_model(inspect_model(Path(folder)), dtype=dtype, num_threads=1), kv_cache_dtype)
     prompts = make_prompts(LENGTHS[: int(num_prompts)], model.spec.vocab_size, max_tokens=int(max_tokens))
     reference = serve_alone(model, prompts)
     settings = [

@@ -25,6 +25,7 @@ from tests.runner.invariance import (
     matrix,
     serve,
     serve_alone,
+    storing,
 )
 from tests.runner.models import random_model, random_transformer
 
@@ -33,11 +34,13 @@ from everystop.model.checkpoint import inspect_model
 from everystop.model.home import Home
 from everystop.model.weights import LoadedModel, load_model
 
-DTYPES = ("int8", "float32")
+DTYPES = (("int8", "auto"), ("float32", "auto"), ("int8", "int8"))  # of weights, and of the KV cache
 
 
 def describe(value: object) -> str | None:
     """A short name for a case."""
+    if isinstance(value, tuple):
+        return "-kv-".join(value)
     if not isinstance(value, Setting):
         return None
     cache = "cached" if value.prefix_caching else "uncached"
@@ -51,10 +54,11 @@ def tokens_of(length: int, salt: int, vocab_size: int) -> tuple[int, ...]:
     return tuple((salt + 17 * i + i * i // 3) % (vocab_size - 1) + 1 for i in range(length))
 
 
-@pytest.fixture(scope="module", params=DTYPES)
+@pytest.fixture(scope="module", params=DTYPES, ids=describe)
 def tiny(request: pytest.FixtureRequest) -> LoadedModel:
     """A tiny model with sizes that fit no vector."""
-    return random_model("llama", request.param)
+    dtype, kv_cache_dtype = request.param
+    return storing(random_model("llama", dtype), kv_cache_dtype)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +177,7 @@ def test_three_choices_fork_the_prompt_and_differ(tiny: LoadedModel, prefix_cach
         assert len(choices) == (1 if prompt.params.temperature == 0 else 3)
 
 
-@pytest.mark.parametrize("mutant", ["quantize_over_batch", "split_by_rows"])
+@pytest.mark.parametrize("mutant", ["quantize_over_batch", "split_by_rows", "scale_over_tokens"])
 def test_a_kernel_that_looks_at_the_batch_is_found(tiny: LoadedModel, prompts: list[Prompt], mutant: str) -> None:
     few = [replace(prompt, params=replace(prompt.params, max_tokens=8)) for prompt in prompts[:5]]
     setting = Setting(max_num_seqs=5, mutant=mutant)
@@ -188,15 +192,15 @@ def test_a_kernel_that_looks_at_the_batch_is_found(tiny: LoadedModel, prompts: l
         assert_same(together, reference)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtypes", DTYPES, ids=describe)
 @pytest.mark.parametrize("isa", ["avx512vnni", "avxvnni", "avx2", "portable"])
-def test_each_instruction_set_path(tmp_path: Path, isa: str, dtype: str) -> None:
+def test_each_instruction_set_path(tmp_path: Path, isa: str, dtypes: tuple[str, str]) -> None:
     folder = write_folder(tmp_path, random_transformer("qwen3"))
     code = (
         "import sys; from tests.runner.invariance import check_small_matrix; print(check_small_matrix(*sys.argv[1:]))"
     )
     process = subprocess.run(
-        [sys.executable, "-c", code, str(folder), dtype],
+        [sys.executable, "-c", code, str(folder), *dtypes],
         env=os.environ | {"EVERYSTOP_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -230,22 +234,24 @@ def test_the_whole_matrix_on_each_slower_path(isa: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_avxvnni_path_on_a_cpu_without_it(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize("dtypes", DTYPES, ids=describe)
+def test_the_avxvnni_path_on_a_cpu_without_it(tmp_path: Path, dtypes: tuple[str, str]) -> None:
     """As `test_each_instruction_set_path`, with the instructions emulated where they must be."""
     folder = write_folder(tmp_path / "model", random_transformer("qwen3"))
     code = (
         "import sys; from tests.runner.invariance import check_small_matrix; print(check_small_matrix(*sys.argv[1:]))"
     )
-    process = Process(tmp_path, must_trap=dtype == "int8")
-    output = process.run_python("-c", code, str(folder), dtype, "3", "40", timeout_s=550)
+    process = Process(tmp_path, must_trap=dtypes[0] == "int8")
+    output = process.run_python("-c", code, str(folder), *dtypes, "3", "40", timeout_s=550)
     assert output.strip() == str({"isa": "avxvnni", "cases": 3})
 
 
-@pytest.fixture(scope="module", params=DTYPES)
+@pytest.fixture(scope="module", params=DTYPES, ids=describe)
 def smollm2(request: pytest.FixtureRequest, smollm2_path: Path) -> LoadedModel:
     """The embedded model."""
-    return load_model(inspect_model(smollm2_path), dtype=request.param, num_threads=2, home=Home.from_environment())
+    dtype, kv_cache_dtype = request.param
+    model = load_model(inspect_model(smollm2_path), dtype=dtype, num_threads=2, home=Home.from_environment())
+    return storing(model, kv_cache_dtype)
 
 
 @pytest.mark.model

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.runner.invariance import storing
 from tests.runner.models import make_runner, random_model
 from tests.runner.test_native import admitted
 
@@ -43,7 +44,7 @@ def settled(num_bytes: int, least_bytes: int) -> int:
 
 def test_pages_are_taken_ahead_of_the_furthest_block_in_use() -> None:
     model = random_model("llama", "int8")
-    size = bytes_per_block(model.spec, BLOCK_SIZE, "int8")
+    size = bytes_per_block(model.spec, BLOCK_SIZE, "float16")
     assert NUM_BLOCKS * size > 4 * LEAD
     runner = make_runner(model, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     try:
@@ -58,9 +59,11 @@ def test_pages_are_taken_ahead_of_the_furthest_block_in_use() -> None:
     assert resident_bytes(NUM_BLOCKS * size) == 0
 
 
-def test_a_pool_smaller_than_the_lead_is_taken_whole() -> None:
-    model = random_model("llama", "int8")
-    size = 100 * bytes_per_block(model.spec, BLOCK_SIZE, "int8")
+@pytest.mark.parametrize("stored", ["float16", "int8"])
+def test_a_pool_smaller_than_the_lead_is_taken_whole(stored: str) -> None:
+    """The decoder reserves exactly what the sizing of the cache counts with."""
+    model = storing(random_model("llama", "int8"), stored)
+    size = 100 * bytes_per_block(model.spec, BLOCK_SIZE, stored)
     runner = make_runner(model, num_blocks=100, block_size=BLOCK_SIZE)
     assert settled(size, size) == -(-size // PAGE) * PAGE
     runner.close()

@@ -9,6 +9,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import transformers
 from tests.model.builders import write_folder
+from tests.runner.invariance import storing
 from tests.runner.models import (
     load_transformer,
     make_runner,
@@ -38,7 +40,7 @@ from everystop.model.checkpoint import inspect_model
 from everystop.model.home import Home
 from everystop.model.tokenizer_files import load_tokenizer
 from everystop.model.weights import LoadedModel, load_model
-from everystop.runner.native import NOT_FINITE, NOT_TAKEN, NativeRunner, bytes_per_block
+from everystop.runner.native import NOT_FINITE, NOT_TAKEN, NativeRunner, Scores, bytes_per_block
 
 GREEDY = SamplingParams(temperature=0.0)
 TEXT = Path(__file__).parent.parent / "data" / "founding_documents.txt"
@@ -95,10 +97,28 @@ def test_tiny_models_of_each_family_equal_transformers(variant: str) -> None:
         assert_close(runner.logits(ids), reference_logits(model, ids), 1e-4)
 
 
-def test_int8_follows_float32_closely() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kv_cache_dtype"), [("int8", "auto"), ("int8", "int8"), ("float32", "float16"), ("float32", "int8")]
+)
+def test_int8_and_stored_keys_follow_float32_closely(dtype: str, kv_cache_dtype: str) -> None:
     ids = np.random.default_rng(1).integers(0, 150, 200).tolist()
-    exact, quantised = (make_runner(random_model("llama", dtype)).logits(ids) for dtype in ("float32", "int8"))
-    assert np.corrcoef(exact.ravel(), quantised.ravel())[0, 1] > 0.999
+    exact = make_runner(random_model("llama", "float32")).logits(ids)
+    rounded = make_runner(storing(random_model("llama", dtype), kv_cache_dtype)).logits(ids)
+    assert np.corrcoef(exact.ravel(), rounded.ravel())[0, 1] > 0.999
+    assert np.abs(exact - rounded).max() > 0
+
+
+def test_weights_and_the_cache_have_types_of_their_own() -> None:
+    """auto is float16 beside int8 and float32 beside float32; what is named is stored beside either."""
+    ids = np.random.default_rng(2).integers(0, 150, 100).tolist()
+
+    def logits(dtype: str, kv_cache_dtype: str) -> bytes:
+        return make_runner(storing(random_model("llama", dtype), kv_cache_dtype)).logits(ids).tobytes()
+
+    assert logits("int8", "auto") == logits("int8", "float16") != logits("int8", "int8")
+    assert len({logits("float32", stored) for stored in ("auto", "float16", "int8")}) == 3
+    with pytest.raises(ValueError, match="kv_cache_dtype must be float32, float16 or int8, not fp8"):
+        make_runner(storing(random_model("llama", "int8"), "fp8"))
 
 
 @pytest.fixture(scope="module")
@@ -131,16 +151,36 @@ def test_the_embedded_model_equals_transformers(
         assert_close(runner.logits(ids), reference_logits(reference_model, ids), 1e-3)
 
 
+@cache
+def scores_of(smollm2_path: Path, dtype: str, kv_cache_dtype: str = "auto") -> Scores:
+    """How well the embedded model predicts the text, in windows of 2,048 tokens; computed once."""
+    runner = make_runner(storing(load_embedded(smollm2_path, dtype), kv_cache_dtype))
+    scores: Scores = runner.score(text_tokens(smollm2_path), window=2048)
+    runner.close()
+    return scores
+
+
+@pytest.mark.model
+@pytest.mark.timeout(900)
+def test_an_int8_cache_costs_little_perplexity(smollm2_path: Path, record_property: Any) -> None:
+    """Beside weights of either type: keys and values in int8 against those that go with the weights. Anything that
+    changes a rounding moves int8 weights by up to half a percent; float32 weights show what the cache alone does.
+    """
+    for dtype, most in (("int8", 1.01), ("float32", 1.005)):
+        plain, small = (scores_of(smollm2_path, dtype, stored) for stored in ("auto", "int8"))
+        agreement = float((plain.best_ids == small.best_ids).mean())
+        figures = {"auto": plain.perplexity, "int8": small.perplexity, "top1_agreement": agreement}
+        record_property(f"kv_cache_of_{dtype}", figures)
+        print(f"weights {dtype}, KV cache:", figures)
+        assert small.perplexity < most * plain.perplexity
+        assert agreement > 0.92
+
+
 @pytest.mark.model
 @pytest.mark.timeout(900)
 def test_int8_perplexity_is_within_one_percent(smollm2_path: Path, record_property: Any) -> None:
-    text = text_tokens(smollm2_path)
-    assert len(text) >= 8000
-    scores = {}
-    for dtype in ("float32", "int8"):
-        runner = make_runner(load_embedded(smollm2_path, dtype))
-        scores[dtype] = runner.score(text, window=2048)
-        runner.close()
+    assert len(text_tokens(smollm2_path)) >= 8000
+    scores = {dtype: scores_of(smollm2_path, dtype) for dtype in ("float32", "int8")}
     agreement = (scores["int8"].best_ids == scores["float32"].best_ids).mean()
     record_property("perplexities", {dtype: score.perplexity for dtype, score in scores.items()})
     record_property("top1_agreement", agreement)
@@ -218,15 +258,17 @@ def test_the_runner_tells_how_long_it_was_without_the_interpreter(runner: Native
     assert result.native_cpu_ns > 0
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float32"])
-def test_what_is_fetched_ahead_changes_no_bit(dtype: str) -> None:
+@pytest.mark.parametrize("block_size", [16, 32, 128])
+@pytest.mark.parametrize(("dtype", "kv_cache_dtype"), [("int8", "auto"), ("float32", "auto"), ("int8", "int8")])
+def test_what_is_fetched_ahead_changes_no_bit(dtype: str, kv_cache_dtype: str, block_size: int) -> None:
     """Enough rows and contexts for layers to fetch keys and values of the next attention, in blocks out of order."""
     logprobs = []
     for fetches in (True, False):
-        runner = make_runner(random_model("llama", dtype), num_blocks=200, max_num_seqs=32)
+        model = storing(random_model("llama", dtype), kv_cache_dtype)
+        runner = make_runner(model, num_blocks=400, max_num_seqs=32, block_size=block_size)
         runner._decoder.set_fetching(fetches)
         params = SamplingParams(temperature=0.0, logprobs=3)
-        tables = [[5 * (i * 7 % 30) + k for k in range(5)] for i in range(30)]
+        tables = [[9 * (i * 7 % 30) + k for k in range(9)] for i in range(30)]
         requests = [admitted(i, range(1 + i % 7, 100 + i), tables[i], params) for i in range(30)]
         for i, request in enumerate(requests):
             length = len(request.token_ids)
@@ -346,15 +388,13 @@ def test_padded_vocabulary_rows_are_never_sampled() -> None:
     assert max(generate(narrow, admitted(1, ids, [0, 1, 2], params), 50)) < 40
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_a_row_that_is_not_finite_fails_alone(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "kv_cache_dtype"), [("float32", "auto"), ("int8", "auto"), ("int8", "int8")])
+def test_a_row_that_is_not_finite_fails_alone(dtype: str, kv_cache_dtype: str) -> None:
     """One token's embedding is NaN: its request fails, also in later steps, and nobody else notices."""
-    model = random_model("llama", dtype)
+    model = storing(random_model("llama", dtype), kv_cache_dtype)
     poisoned = {name: array.copy() if name == "embed_tokens" else array for name, array in model.weights.items()}
     poisoned["embed_tokens"][77] = np.nan
-    broken = LoadedModel(
-        spec=model.spec, dtype=dtype, layout=model.layout, weights=poisoned, from_cache=False, notes=()
-    )
+    broken = replace(model, weights=poisoned)
     expected = generate(make_runner(model), admitted(1, [1, 2, 3], [0]), 2)
     runner = make_runner(broken)
     requests = [admitted(1, [1, 2, 3], [0]), admitted(2, [1, 77, 3], [1]), admitted(3, [1, 2, 3], [2])]
@@ -514,5 +554,6 @@ def test_blocks_of_another_size_are_refused() -> None:
 def test_bytes_per_block_counts_keys_and_padded_values() -> None:
     spec = random_model("llama", "int8").spec
     assert (spec.num_layers, spec.num_kv_heads, spec.head_dim) == (2, 2, 20)
-    assert bytes_per_block(spec, 32, "int8") == 2 * 2 * 32 * (20 + 32) * 2
-    assert bytes_per_block(spec, 32, "float32") == 2 * bytes_per_block(spec, 32, "int8")
+    assert bytes_per_block(spec, 32, "float16") == 2 * 2 * 32 * (20 + 32) * 2
+    assert bytes_per_block(spec, 32, "float32") == 2 * bytes_per_block(spec, 32, "float16")
+    assert bytes_per_block(spec, 32, "int8") == 2 * 2 * 32 * (20 + 32 + 8)

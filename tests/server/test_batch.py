@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -13,9 +14,13 @@ from tests.server.parrot import ParrotRunner, ParrotServer
 
 from everystop.config import Config
 from everystop.core.errors import ConfigError
+from everystop.core.events import ArrivalEvent
+from everystop.engine.engine import Engine
+from everystop.observe.history import Client
 from everystop.server import batch
 from everystop.server.batch import run_batch
 from everystop.server.batch_files import open_answers
+from everystop.server.board import Board
 from everystop.server.state import ServedModel
 
 
@@ -160,22 +165,73 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, parrot_model: type[ParrotOp
     assert len(read_answers(tmp_path / "out")) == 5
 
 
-def test_a_request_that_failed_is_tried_again_by_the_next_run(
+def test_a_request_that_fails_for_its_own_reasons_is_answered_by_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parrot_model: type[ParrotOpening]
 ) -> None:
-    source, target = write_requests(tmp_path / "in.jsonl", [{"prompt": "ab"}, {"prompt": "cd"}]), tmp_path / "out"
+    """Tried again it would fail again, so no run would ever end with 0."""
+    endless = {"prompt": "ef", "timeout": 0.001, "ignore_eos": True}
+    source, target = (
+        write_requests(tmp_path / "in.jsonl", [{"prompt": "ab"}, {"prompt": "cd"}, endless]),
+        tmp_path / "o",
+    )
     original = ParrotRunner.__init__
 
     def spoiled(runner: ParrotRunner) -> None:
         original(runner)
         runner.spoil = lambda request_id, position: "logits_not_finite" if request_id == 0 else None
 
+    monkeypatch.setattr(ParrotRunner, "__init__", spoiled)
+    assert run_batch(Config(), source, target) == 0
+    answers = read_answers(target)
+    assert {name: answer["response"]["status_code"] for name, answer in answers.items()} == {
+        "r0": 500,
+        "r1": 200,
+        "r2": 504,
+    }
+    assert answers["r0"]["error"]["code"] == "generation_failed"
+    assert answers["r1"]["error"] is None
+    assert answers["r2"]["error"]["code"] == "request_timeout"
+
+
+def test_a_request_that_met_a_fault_of_ours_is_tried_again_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parrot_model: type[ParrotOpening]
+) -> None:
+    source, target = write_requests(tmp_path / "in.jsonl", [{"prompt": "ab"}, {"prompt": "cd"}]), tmp_path / "out"
+
+    original = Board.open
+
+    def fail_once(board: Board, prompts: Any, *arguments: Any, **options: Any) -> Any:
+        if tuple(prompts[0]) == tuple(b"ab"):
+            raise ZeroDivisionError
+        return original(board, prompts, *arguments, **options)
+
     with monkeypatch.context() as patch:
-        patch.setattr(ParrotRunner, "__init__", spoiled)
+        patch.setattr(Board, "open", fail_once)
         assert run_batch(Config(), source, target) == 1
     assert list(read_answers(target)) == ["r1"]
     assert run_batch(Config(), source, target) == 0
     assert sorted(read_answers(target)) == ["r0", "r1"]
+
+
+def test_nothing_is_kept_of_requests_that_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parrot_model: type[ParrotOpening]
+) -> None:
+    """A file may have millions of lines; nobody reads metrics of a batch, so nothing would ever leave them."""
+    source = write_requests(tmp_path / "in.jsonl", [{"prompt": "ab", "n": 2}] * 5)
+    gc.collect()
+    num_before = sum(isinstance(each, Client | ArrivalEvent) for each in gc.get_objects())
+    kept: list[int] = []
+    original = Engine.stop
+
+    def stop(engine: Engine, *arguments: Any) -> None:
+        gc.collect()
+        kept.append(sum(isinstance(each, Client | ArrivalEvent) for each in gc.get_objects()))
+        original(engine, *arguments)
+
+    monkeypatch.setattr(Engine, "stop", stop)
+    assert run_batch(Config(), source, tmp_path / "out") == 0
+    assert len(kept) == 1
+    assert kept[0] <= num_before
 
 
 @pytest.mark.model

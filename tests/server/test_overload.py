@@ -212,6 +212,22 @@ def test_clients_that_left_before_they_boarded_are_never_computed() -> None:
         assert admitted == {0}
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
+def test_an_iteration_that_ends_in_a_thread_costs_an_error_and_no_place(path: str) -> None:
+    """A future takes no StopIteration: whoever waited for one waited for ever, and kept its place in the queue."""
+
+    def end() -> None:
+        next(iter(()))
+
+    with parrot(num_blocks=2048, max_model_len=20_000) as server:
+        server.before_long_encode = end
+        for _ in range(3):
+            assert server.post(path, {"prompt": "a" * 15_000})[0] == 500
+        assert queue_of(server).num_reqs == 0
+        assert server.complete("ok")[0] == 200
+        wait_until(lambda: server.service.state.num_open == 0)
+
+
 def test_a_client_that_leaves_while_its_prompt_is_tokenised_is_never_submitted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -21,6 +21,10 @@ from everystop.config import Config
 from everystop.core.errors import ConfigError, RemoteError
 from everystop.server.http import MAX_HEADER_BYTES
 from everystop.server.tls import Certificate, server_context
+from everystop.server_url import ServerUrl
+from everystop.sim.workloads import Job, Workload
+from everystop.trial.http_client import Target
+from everystop.trial.http_load import LoadError, run_load
 
 FILES = Path(__file__).with_name("tls")
 CERT, KEY, OTHER_CERT, OTHER_KEY, ENCRYPTED_KEY = (
@@ -106,6 +110,15 @@ def test_commands_ask_over_https(secure: ParrotServer) -> None:
         Remote(url).get_json("/version")
     with pytest.raises(RemoteError):
         Remote(f"http://127.0.0.1:{secure.port}").get_json("/version")
+
+
+def test_load_goes_through_tls(secure: ParrotServer) -> None:
+    url = f"https://127.0.0.1:{secure.port}"
+    workload = Workload("two", 1, (Job(prompt=(97, 98), max_tokens=2), Job(prompt=(99,), max_tokens=1)))
+    done = run_load(workload, Target(url=url, tls=ServerUrl.parse(url).tls(CERT)))
+    assert [record.text for record in done.records] == ["ab", "c"]
+    with pytest.raises(LoadError, match="is not trusted"):
+        run_load(workload, Target(url=url))
 
 
 def test_a_file_of_authorities_must_be_one_and_be_of_use() -> None:

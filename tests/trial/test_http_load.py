@@ -32,8 +32,8 @@ from tests.trial.fake_server import (
 
 from everystop.observe.distribution import distribution_ms, percentile
 from everystop.sim.workloads import Job, Workload
-from everystop.trial.http_client import EventSplitter, Target
-from everystop.trial.http_load import Load, LoadError, Run, run_load
+from everystop.trial.http_client import EventSplitter, Record, Target
+from everystop.trial.http_load import Load, LoadError, Run, run_load, summarize
 from everystop.trial.interrupts import ended_in_order
 
 STREAM = b": a comment\n\ndata: one\n\ndata:two\r\n\r\nid: 7\ndata: three\ndata: lines\n\ndata: \xe2\x80\xa8\n\n"
@@ -257,6 +257,14 @@ def test_what_a_planned_end_cuts_off_is_no_error_and_counts_in_no_figure() -> No
     assert figures["e2e_ms"]["max"] < 200
 
 
+def test_a_request_that_was_never_sent_makes_the_run_no_longer() -> None:
+    whole = Record(0, "", 1, 1, sent_s=2.0, end_s=5.0)
+    unsent = Record(1, "", 1, 1, error="no connection")
+    cut = Record(2, "", 1, 1, sent_s=3.0, is_cut=True)
+    assert summarize([whole, unsent, cut])["wall_s"] == 3.0
+    assert summarize([unsent])["wall_s"] == summarize([cut])["wall_s"] == summarize([])["wall_s"] == 0.0
+
+
 def test_a_run_that_ends_before_its_planned_end_is_whole() -> None:
     done = run(whole_answer, stop_s=30.0)
     assert (done.summary()["errors"], done.summary()["cut"]) == (0, 0)
@@ -278,6 +286,11 @@ def test_a_request_is_named_by_the_index_of_its_job_where_there_is_a_prefix() ->
     head = Target(url="http://127.0.0.1:1", id_prefix="run-3-").request(job, 7).partition(b"\r\n\r\n")[0]
     assert b"\r\nx-request-id: run-3-7\r\n" in head
     assert b"x-request-id" not in Target(url="http://127.0.0.1:1").request(job, 7)
+
+
+def test_a_servers_path_prefix_stands_before_the_route() -> None:
+    head = Target(url="http://127.0.0.1:1/proxy/v1").request(Job(prompt=(1,), max_tokens=1))
+    assert head.startswith(b"POST /proxy/v1/completions HTTP/1.1\r\nHost: 127.0.0.1:1\r\n")
 
 
 def test_a_run_says_when_it_began() -> None:

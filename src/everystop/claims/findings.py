@@ -31,8 +31,8 @@ class Source(StrEnum):
 NUM_LOOKS = 3  # at a claim's figures, each with twice the repeats of the one before
 CONFIDENCE = 1 - 0.05 / NUM_LOOKS  # of each, so that all together are wrong in one of twenty (Bonferroni)
 INTERVAL_METHOD = (
-    f"the geometric mean over the repeats, and Student's {100 * CONFIDENCE:.1f} % interval of the mean logarithm; a "
-    "ratio is taken within each repeat first"
+    "the geometric mean over the repeats, and Student's interval of the mean logarithm; a ratio is taken within each "
+    "repeat first"
 )
 
 

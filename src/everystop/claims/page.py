@@ -8,7 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from everystop.claims.claim import Claim
-from everystop.claims.findings import INTERVAL_METHOD, NUM_LOOKS, Condition, Figure, Findings, Source, Verdict
+from everystop.claims.findings import (
+    CONFIDENCE,
+    INTERVAL_METHOD,
+    NUM_LOOKS,
+    Condition,
+    Figure,
+    Findings,
+    Source,
+    Verdict,
+)
 from everystop.claims.lab import FILL_WAIT_MS
 from everystop.claims.plots import WIDTH
 
@@ -38,9 +47,9 @@ METHOD = (
     "nothing, since all are there. Policies take turns within each repeat, after a warm-up. What is called simulated "
     "ran in virtual time, where those who are sent at once also arrive at once. A measured figure is "
     f"{INTERVAL_METHOD}. While the intervals leave a claim undecided, it is run on, to twice and to "
-    f"{2 ** (NUM_LOOKS - 1)} times the repeats; so wide an interval is right for all {NUM_LOOKS} looks together in 95 "
-    "of 100 cases. A counted figure is the middle of the repeats, from the least to the most. Ratios travel, absolute "
-    "numbers do not."
+    f"{2 ** (NUM_LOOKS - 1)} times the repeats; an interval of {100 * CONFIDENCE:.1f} % is right for all {NUM_LOOKS} "
+    "looks together in 95 of 100 cases. A counted figure is the middle of the repeats, from the least to the most. "
+    "Ratios travel, absolute numbers do not."
 )
 
 
@@ -111,6 +120,7 @@ def machine_text(settings: Mapping[str, Any]) -> str:
         ("everystop ", settings.get("version")),
         ("model ", settings.get("model_id")),
         ("dtype ", settings.get("dtype")),
+        ("intervals of ", f"{100 * settings.get('confidence', 0.95):.1f} %"),
         ("load average before ", settings.get("load_average")),
     )
     words = ", ".join(f"{name}{value}" for name, value in pairs if value is not None)

@@ -100,6 +100,7 @@ def make_folder(folder: Path) -> None:
 
 def measure(arguments: argparse.Namespace, chosen: Sequence[Claim], book: Book, watcher: Bars) -> int:
     """Measure, write after each claim, print its verdict; 130 if interrupted."""
+    from everystop.claims.findings import CONFIDENCE
     from everystop.claims.server_lab import ServerLab
     from everystop.trial.interrupts import ended_in_order, noted_interrupts
 
@@ -108,7 +109,7 @@ def measure(arguments: argparse.Namespace, chosen: Sequence[Claim], book: Book, 
     try:
         with ended_in_order(), noted_interrupts() as watcher.check:
             settings = {**lab.describe(), "command": shlex.join(["everystop", *arguments.words])}
-            settings["load_average"] = round(load_average, 1)
+            settings |= {"load_average": round(load_average, 1), "confidence": CONFIDENCE}
             for place, claim in enumerate(chosen):
                 watcher.name = f"claim {claim.number} ({place + 1} of {len(chosen)})"
                 result = measure_one(claim, lab, settings)

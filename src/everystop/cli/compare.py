@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from everystop.cli import settings, simulate
 from everystop.cli.compare_progress import progress_bars
@@ -23,6 +22,7 @@ from everystop.config.rules import POLICY_OPTIONS, check_honoured
 from everystop.config.setting import KV_CACHE, MODEL, SCHEDULER
 from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, honouring
+from everystop.server_url import ServerUrl
 
 if TYPE_CHECKING:
     from everystop.observe.comparison import Comparison, Run
@@ -79,8 +79,12 @@ def add_method(group: Any) -> None:
 def add_server(group: Any) -> None:
     """Where else the requests may go."""
     add = group.add_argument
-    add("--url", help="any OpenAI-compatible server; only what its clients see is measured")
+    add(
+        "--url",
+        help="any OpenAI-compatible server that takes token ids as prompts; only what its clients see is measured",
+    )
     add("--api-key", dest="url_key", metavar="KEY", help="sent as Bearer token (default: EVERYSTOP_API_KEY)")
+    settings.add_ca_file(group, dest="url_ca_file")
     add("--allow-remote", action="store_true", help="send load to another machine")
 
 
@@ -213,19 +217,13 @@ def engine_settings(configs: Mapping[str, Config]) -> dict[str, Any]:
 
 def on_server(arguments: argparse.Namespace, workload: Workload, watcher: Watcher) -> Comparison:
     """What the clients of a running server see."""
-    key = url_key(arguments)
-    check_url(arguments)
+    url = check_url(arguments)
+    key, tls = settings.key_to_send(arguments.url_key), url.tls(arguments.url_ca_file)
     from everystop.trial.http_client import Target
     from everystop.trial.on_server import run_on_server
     from everystop.trial.repeats import compare
 
-    target = Target(
-        url=arguments.url.rstrip("/").removesuffix("/v1"),
-        model=arguments.model,
-        api_key=key,
-        timeout_s=3600.0,
-        max_run_s=86_400.0,
-    )
+    target = Target(url=str(url), tls=tls, model=arguments.model, api_key=key, timeout_s=3600.0, max_run_s=86_400.0)
     name = arguments.policies or SERVER
 
     def play(workload: Workload, policy: str, repeat: int, progress: Callable[[int, int], None]) -> Run:
@@ -238,26 +236,16 @@ def on_server(arguments: argparse.Namespace, workload: Workload, watcher: Watche
         play,
         watcher,
         num_warm_up_jobs=16,
-        settings={"backend": "openai", "url": target.url, "model_id": arguments.model}
+        settings={"backend": "openai", "url": str(url), "model_id": arguments.model}
         | method(arguments, workload, None),
     )
 
 
-def url_key(arguments: argparse.Namespace) -> str | None:
-    """The key to send: the flag's, else the first of the environment's."""
-    if arguments.url_key is not None:
-        return str(arguments.url_key)
-    keys = os.environ.get(f"{settings.ENVIRONMENT_PREFIX}API_KEY", "")
-    return keys.split(",")[0].strip() or None
-
-
-def check_url(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for a URL that cannot be used, and for options that only an engine of our own has."""
-    parts = urlsplit(arguments.url)
-    if parts.scheme != "http" or not parts.hostname or parts.username:
-        raise ConfigError(f"--url is {arguments.url}; it must be http://HOST:PORT")
-    if parts.hostname not in LOOPBACK and not arguments.allow_remote:
-        raise ConfigError(f"--url {arguments.url} is not this machine; say --allow-remote if it is yours to load")
+def check_url(arguments: argparse.Namespace) -> ServerUrl:
+    """The server to ask; raises ConfigError, also for options that only an engine of our own has."""
+    url = ServerUrl.parse(arguments.url)
+    if url.host not in LOOPBACK and not arguments.allow_remote:
+        raise ConfigError(f"--url {url} is not this machine; say --allow-remote if it is yours to load")
     for field in engine_fields():
         if hasattr(arguments, field.name):
             raise ConfigError(f"{field.metadata['flag']} has no effect with --url: the server has settings of its own")
@@ -265,6 +253,7 @@ def check_url(arguments: argparse.Namespace) -> None:
         raise ConfigError("--url asks for greedy outputs; leave --temperature and --seed out")
     if arguments.policies is not None and "," in arguments.policies:
         raise ConfigError("--policies names several, but a server has one; give the one name to show it under")
+    return url
 
 
 def method(arguments: argparse.Namespace, workload: Workload, seed: int | None) -> dict[str, Any]:

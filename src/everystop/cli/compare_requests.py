@@ -75,8 +75,9 @@ def refuse_idle_options(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--temperature is {arguments.temperature:g}; it must be 0 to 100")
     if hasattr(arguments, "seed") and not arguments.temperature:
         raise ConfigError("--seed has no effect on greedy outputs; raise --temperature or leave it out")
-    if arguments.url is None and (arguments.url_key is not None or arguments.allow_remote):
-        raise ConfigError("--api-key and --allow-remote concern --url; give it or leave them out")
+    concern_url = (arguments.url_key, arguments.url_ca_file, arguments.allow_remote or None)
+    if arguments.url is None and any(option is not None for option in concern_url):
+        raise ConfigError("--api-key, --ca-file and --allow-remote concern --url; give it or leave them out")
 
 
 def with_clients(workload: Workload, num_clients: int | None) -> Workload:

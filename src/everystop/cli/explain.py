@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from everystop.cli import settings
 from everystop.core.errors import ConfigError, RecordError
+from everystop.server_url import EXAMPLE_URL
 
 if TYPE_CHECKING:
     from everystop.observe.history import History
@@ -60,7 +61,7 @@ def ask_server(arguments: argparse.Namespace) -> Mapping[str, Any]:
 
 def read_record(arguments: argparse.Namespace) -> Mapping[str, Any]:
     """The explanation by what a record holds; raises RecordError."""
-    if not (arguments.api_key is arguments.ca_file is None and arguments.url == settings.DEFAULT_URL):
+    if not (arguments.api_key is arguments.ca_file is None and arguments.url == EXAMPLE_URL):
         raise ConfigError(
             "--record reads a file and asks no server; leave out --url, --api-key and --ca-file, or --record"
         )

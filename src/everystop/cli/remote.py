@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import ssl
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
 
-from everystop.cli.settings import DEFAULT_URL, KEY_VARIABLE
-from everystop.core.errors import ConfigError, RemoteError
+from everystop.cli.settings import KEY_VARIABLE, key_to_send
+from everystop.core.errors import RemoteError
+from everystop.server_url import ServerUrl
 
 TIMEOUT_S = 10.0
 
@@ -21,21 +20,10 @@ class Remote:
     """A server at a URL; raises ConfigError for a URL that is none, and RemoteError for what the server does not do."""
 
     def __init__(self, url: str, api_key: str | None = None, ca_file: str | None = None) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            self._host, self._port = parts.hostname or "", parts.port
-        except ValueError:
-            self._host = ""
-        if parts.scheme not in ("http", "https") or not self._host:
-            raise ConfigError(f"--url is {url!r}; it must be like {DEFAULT_URL}")
-        self.url = f"{parts.scheme}://{parts.netloc}"
-        if ca_file is not None and parts.scheme != "https":
-            raise ConfigError(f"--ca-file is for servers with certificates, and {url} is no https URL; leave one out")
-        self._tls = _client_context(ca_file) if parts.scheme == "https" else None
-        self._prefix = parts.path.rstrip("/")
-        self._key = api_key or os.environ.get(KEY_VARIABLE, "").partition(",")[0].strip() or None
-        if self._key is not None and not self._key.isprintable():
-            raise ConfigError("the API key has characters that cannot be printed; give the key itself")
+        self._where = ServerUrl.parse(url)
+        self._tls = self._where.tls(ca_file)
+        self.url = str(self._where)
+        self._key = key_to_send(api_key)
 
     def events(self, path: str) -> Iterator[Any]:
         """The messages of a stream of server-sent events, until it ends."""
@@ -63,13 +51,10 @@ class Remote:
         headers = {} if self._key is None else {"authorization": f"Bearer {self._key}".encode()}
         with contextlib.closing(connection):
             try:
-                connection.request("GET", self._prefix + path, headers=headers)
+                connection.request("GET", self._where.prefix + path, headers=headers)
                 answer = connection.getresponse()
             except ssl.SSLCertVerificationError as error:
-                raise RemoteError(
-                    f"the certificate of {self.url} is not trusted ({error.verify_message}); name its file with "
-                    "--ca-file"
-                ) from error
+                raise RemoteError(self._where.distrust(error)) from error
             except (OSError, HTTPException) as error:
                 raise RemoteError(
                     f"no server answers at {self.url} ({_words(error)}); start one with `everystop serve`, or name it "
@@ -81,29 +66,22 @@ class Remote:
 
     def _connection(self) -> HTTPConnection:
         if self._tls is None:
-            return HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
-        return HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=self._tls)
+            return HTTPConnection(self._where.host, self._where.port, timeout=TIMEOUT_S)
+        return HTTPSConnection(self._where.host, self._where.port, timeout=TIMEOUT_S, context=self._tls)
 
     def _refusal(self, path: str, answer: HTTPResponse) -> str:
         """What the server says, and what to do about it."""
         try:
-            said = json.loads(answer.read())["error"]["message"]
-        except (OSError, HTTPException, ValueError, KeyError, TypeError):
-            said = ""
+            error = json.loads(answer.read())["error"]
+            said, code = error["message"], error.get("code")
+        except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
+            said, code = "", ""
         if answer.status == 401:
             known = "another key" if self._key else "a key"
             return f"{self.url} wants {known}: give it with --api-key or in {KEY_VARIABLE}"
-        if answer.status == 404 and said in ("", "no such path"):
+        if answer.status == 404 and (not said or code == "not_found"):
             return f"{self.url} has no {path}: it is no Everystop server, or one of another version"
         return f"{self.url} answers {answer.status} {answer.reason}" + (f": {said}" if said else "")
-
-
-def _client_context(ca_file: str | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:
-        reason = "it is no PEM file" if isinstance(error, ssl.SSLError) else error.strerror
-        raise ConfigError(f"--ca-file {ca_file} cannot be used: {reason}") from error
 
 
 def _words(error: BaseException) -> str:

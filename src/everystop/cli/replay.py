@@ -60,12 +60,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def write_workload(arguments: argparse.Namespace) -> int:
     """Write the recorded requests; nothing is replayed."""
+    from everystop.observe.record_file import create_private
     from everystop.sim.again import workload_of_record
 
     if arguments.policy or arguments.json or any(hasattr(arguments, name) for name in POLICY_OPTIONS):
         raise ConfigError("--write-workload replays nothing; leave out the other options")
     lines = workload_of_record(arguments.record)
     try:
+        create_private(arguments.write_workload)
         arguments.write_workload.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--write-workload {arguments.write_workload}: {error.strerror or error}") from error

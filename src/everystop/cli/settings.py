@@ -18,11 +18,11 @@ from everystop.config import Config
 from everystop.config.setting import GROUPS, parse_bytes
 from everystop.core.errors import ConfigError
 from everystop.keys import hash_key
+from everystop.server_url import EXAMPLE_URL
 
 ENVIRONMENT_PREFIX = "EVERYSTOP_"
 OTHER_VARIABLES = ("EVERYSTOP_CONFIG", "EVERYSTOP_HOME", "EVERYSTOP_ISA")
 """Variables that are no field of `Config`: the file of options, the cache folder, the instruction-set path."""
-DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}API_KEY"
 _SOURCES = (
     "can also be given in the environment (--max-num-seqs as EVERYSTOP_MAX_NUM_SEQS) or as a line of the TOML file "
@@ -55,18 +55,32 @@ def add_options(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = (
 
 def add_remote_options(parser: Any) -> None:
     """Add the flags of a command that looks at a running server: which one, and with which key."""
-    parser.add_argument("--url", metavar="URL", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
+    parser.add_argument("--url", metavar="URL", default=EXAMPLE_URL, help=f"the server (default: {EXAMPLE_URL})")
     parser.add_argument(
         "--api-key",
         metavar="KEY",
         help=f"key that the server wants (default: the first of {KEY_VARIABLE}, which no list of processes shows)",
     )
+    add_ca_file(parser)
+
+
+def add_ca_file(parser: Any, **options: Any) -> None:
+    """Add the flag that names the certificates to trust."""
     parser.add_argument(
         "--ca-file",
         metavar="FILE",
         help="PEM file with the certificate that the server's own is signed by, or with that itself, for an https URL "
         "(default: those of the system)",
+        **options,
     )
+
+
+def key_to_send(given: str | None) -> str | None:
+    """The key of a command that asks a server: the flag's, else the first of the environment's; raises ConfigError."""
+    key = given or os.environ.get(KEY_VARIABLE, "").partition(",")[0].strip() or None
+    if key is not None and not key.isprintable():
+        raise ConfigError("the API key has characters that cannot be printed; give the key itself")
+    return key
 
 
 def add_config_option(parser: Any) -> None:

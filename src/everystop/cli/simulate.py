@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 GROUPS = (SCHEDULER, KV_CACHE)
 FURTHER = ("max_model_len",)  # of the model, as far as the scheduler cares
-WITHOUT = ("record", "record_prompts", "kv_cache_memory")  # of these groups, but of no meaning in virtual time
+WITHOUT = (
+    "record",
+    "record_prompts",
+    "kv_cache_memory",
+    "kv_cache_dtype",
+)  # of these groups, but of no meaning in virtual time
 NUM_CACHE_TOKENS = 524_288
 MAX_SLO_MS = 1_000_000_000
 MAX_REPLICAS = 4096

@@ -14,6 +14,7 @@ from everystop.config.setting import (
     FAILURE_ENDS,
     GRAPHS,
     KV_CACHE,
+    KV_CACHE_DTYPES,
     LOG_FORMATS,
     LOG_LEVELS,
     MODEL,
@@ -23,6 +24,7 @@ from everystop.config.setting import (
     check,
     parse_bytes,
     setting,
+    without_credentials,
 )
 from everystop.core.admission import ADMISSIONS
 from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS
@@ -86,9 +88,14 @@ class Config:
         "--ssl-certfile",
         "PEM file with the certificate (and its chain): serve HTTPS; read again when it or the key's file changes",
         group=NETWORK,
+        metavar="FILE",
     )
     ssl_keyfile: str | None = setting(
-        None, "--ssl-keyfile", "PEM file with the certificate's private key, not encrypted", group=NETWORK
+        None,
+        "--ssl-keyfile",
+        "PEM file with the certificate's private key, not encrypted",
+        group=NETWORK,
+        metavar="FILE",
     )
     device: str = setting(
         "auto",
@@ -162,6 +169,14 @@ class Config:
         parse=parse_bytes,
         least=1,
     )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "--kv-cache-dtype",
+        "device cpu: what keys and values are stored in; int8, with scales for each token and head, holds nearly twice "
+        "as many tokens as float16 (default: float16 with --dtype int8, float32 with --dtype float32)",
+        group=KV_CACHE,
+        choices=KV_CACHE_DTYPES,
+    )
     gpu_memory_utilization: float | None = setting(
         None,
         "--gpu-memory-utilization",
@@ -171,6 +186,7 @@ class Config:
         parse=float,
         least=0.05,
         most=1.0,
+        metavar="SHARE",
     )
     enable_prefix_caching: bool = setting(
         True, "--enable-prefix-caching", "reuse the KV blocks of common prompt prefixes", group=KV_CACHE
@@ -209,6 +225,7 @@ class Config:
         "a TOML file with the tenants' keys and, for the policies fair, fair-prefix and deadline, their weights and "
         "limits, or targets",
         group=SCHEDULER,
+        metavar="FILE",
     )
     fair_quantum: int | None = setting(
         None,
@@ -253,7 +270,11 @@ class Config:
         None, "--seed", "makes requests without a seed of their own repeatable", group=MODEL, parse=int
     )
     chat_template: str | None = setting(
-        None, "--chat-template", "file with the Jinja chat template (default: the model's own)", group=MODEL
+        None,
+        "--chat-template",
+        "file with the Jinja chat template (default: the model's own)",
+        group=MODEL,
+        metavar="FILE",
     )
     generation_config: str = setting(
         "auto",
@@ -367,7 +388,9 @@ class Config:
     record: str | None = setting(
         None,
         "--record",
-        "write every scheduler call to this file, for replay; without text or token ids",
+        "write every scheduler call to this file, for replay; without text or token ids. Records that are there become "
+        "FILE.1 to FILE.5, the newest first",
+        metavar="FILE",
         group=SCHEDULER,
     )
     record_prompts: bool = setting(
@@ -382,7 +405,9 @@ class Config:
         check_together(self)
 
     def shown(self) -> dict[str, Any]:
-        """All settings by name, as they may be written to a file: of a secret only how many there are."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        """All settings by name, as they may be written to a file: of a secret only how many there are, and of a URL no
+        name and password.
+        """
+        values = {field.name: without_credentials(getattr(self, field.name)) for field in fields(self)}
         secrets = {field.name for field in fields(self) if field.metadata.get("is_secret")}
         return {name: f"{len(value)} set" if name in secrets else value for name, value in values.items()}

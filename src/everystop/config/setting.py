@@ -13,6 +13,7 @@ from everystop.core.errors import ConfigError
 NETWORK, MODEL, SCHEDULER, KV_CACHE, OPERATIONS = GROUPS = ("network", "model", "scheduler", "KV cache", "operations")
 DEVICES = ("auto", "cpu", "cuda", "torch")
 DTYPES = ("auto", "int8", "float32", "bfloat16", "float16", "fp8")
+KV_CACHE_DTYPES = ("auto", "float16", "int8")
 GRAPHS = ("start", "lazy", "off")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -59,6 +60,11 @@ def setting(
         "is_secret": is_secret,
     }
     return dataclasses.field(default=default, metadata=meta)
+
+
+def without_credentials(value: Any) -> Any:
+    """The value as it may be shown: a name and a password in a URL stand as "…"."""
+    return re.sub(r"(?<=://).*@", "…@", value, flags=re.DOTALL) if isinstance(value, str) else value
 
 
 def check(field: Field[Any], value: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from everystop.core import fitting
@@ -22,6 +23,10 @@ def check_ids(name: str, ids: Iterable[Any], num_valid_tokens: int) -> tuple[int
     return numbers
 
 
+def _number(name: str, token: Any) -> int:
+    return _numbers(name, (token,))[0]
+
+
 def _numbers(name: str, ids: Iterable[Any]) -> tuple[int, ...]:
     try:
         return tuple(map(operator.index, ids))
@@ -29,8 +34,11 @@ def _numbers(name: str, ids: Iterable[Any]) -> tuple[int, ...]:
         raise _wrong(name, ids, "made of token ids, which are whole numbers") from None
 
 
-def check_params(params: Any, num_valid_tokens: int) -> None:
-    """Raise RequestError for a field of the wrong type or out of range."""
+def checked_params(params: Any, num_valid_tokens: int) -> SamplingParams:
+    """The same with all lists as tuples of Python's numbers.
+
+    Raises RequestError for a field of the wrong type or out of range.
+    """
     if not isinstance(params, SamplingParams):
         raise _wrong("params", params, "SamplingParams, or a list of them")
     for name, (low, high) in SamplingParams.RANGES.items():
@@ -43,11 +51,12 @@ def check_params(params: Any, num_valid_tokens: int) -> None:
     for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
         if type(getattr(params, name)) is not bool:
             raise _wrong(name, getattr(params, name), "True or False")
-    _check_lists(params)
-    fitting.check_settings(params, num_valid_tokens)
+    checked = _with_tuples(params)
+    fitting.check_settings(checked, num_valid_tokens)
+    return checked
 
 
-def _check_lists(params: SamplingParams) -> None:
+def _with_tuples(params: SamplingParams) -> SamplingParams:
     if not _is_list(params.stop) or not all(type(stop) is str for stop in params.stop):
         raise _wrong("stop", params.stop, "a tuple of strings")
     if not _is_list(params.logit_bias) or not all(map(_is_bias, params.logit_bias)):
@@ -56,8 +65,15 @@ def _check_lists(params: SamplingParams) -> None:
         )
     if not _is_list(params.bad_word_ids) or not all(_is_list(ids) and ids for ids in params.bad_word_ids):
         raise _wrong("bad_word_ids", params.bad_word_ids, "a tuple of tuples of token ids, none of them empty")
-    for name, ids in fitting.ids_of(params):
-        _numbers(name, ids)
+    allowed = params.allowed_token_ids
+    return replace(
+        params,
+        stop=tuple(params.stop),
+        logit_bias=tuple((_number("logit_bias", token), float(bias)) for token, bias in params.logit_bias),
+        stop_token_ids=_numbers("stop_token_ids", params.stop_token_ids),
+        allowed_token_ids=None if allowed is None else _numbers("allowed_token_ids", allowed),
+        bad_word_ids=tuple(_numbers("bad_word_ids", ids) for ids in params.bad_word_ids),
+    )
 
 
 def _is_list(value: Any) -> bool:

@@ -12,6 +12,7 @@ import logging
 import secrets
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from everystop.engine.loop import StepLoop, Turn
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.engine.stops import StopMatcher
 from everystop.runner import ModelRunner
+from everystop.runner.codes import FAILURES
 
 log = logging.getLogger("everystop.engine")
 
@@ -153,9 +155,9 @@ class Engine:
 
         What counts is that work gets done: a thread that lives, or turns its loop in vain, is no progress.
         """
-        if not (self._inbox or self._scheduler.requests) or now_ns < self._wake_at_ns:
+        if not (self._inbox or self._scheduler.requests):
             return 0
-        return max(0, now_ns - self._progress_ns)
+        return max(0, now_ns - max(self._wake_at_ns, self._progress_ns))  # a wake-up that is due takes some time
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread after the step in progress and release the runner; unfinished requests get no more."""
@@ -224,10 +226,11 @@ class Engine:
 
     def _add(self, message: Submit, now_ns: int) -> None:
         params = message.params
+        prompt_token_ids = array("i", message.prompt_token_ids)  # once: each choice takes a copy of it, which is quick
         for choice_index in range(params.n):
             request = Request(
                 request_id=message.first_request_id + choice_index,
-                prompt_token_ids=message.prompt_token_ids,
+                prompt_token_ids=prompt_token_ids,
                 params=params,
                 arrival_ns=now_ns,
                 eos_token_ids=self._eos_token_ids,
@@ -365,7 +368,7 @@ def _output(
         return StepOutput(request_id, tokens, logprobs)
     error = None
     if end.reason is FinishReason.ERROR:
-        error = f"no token could be chosen ({end.detail}): the numbers overflowed"
+        error = f"no token could be chosen ({end.detail}): {FAILURES.get(str(end.detail), 'the runner failed')}"
     is_stop = end.reason is FinishReason.STOP and end.detail != NO_TOKEN_LEFT
     stop_reason = end.detail if is_stop else None
     return StepOutput(request_id, tokens, logprobs, end.reason.value, stop_reason, end.num_cached_tokens, error)

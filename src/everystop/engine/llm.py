@@ -17,7 +17,7 @@ from everystop.config.setting import NETWORK
 from everystop.core.errors import ConfigError, EngineDead, EverystopError, RequestError
 from everystop.core.plan import TokenLogprobs
 from everystop.core.request import SamplingParams
-from everystop.engine.arguments import check_ids, check_params
+from everystop.engine.arguments import check_ids, checked_params
 from everystop.engine.messages import Abort, StepOutput, Submit
 from everystop.engine.stops import StopMatcher
 from everystop.model.chat_template import load_chat_template
@@ -47,7 +47,8 @@ class Completion:
 class RequestOutput:
     """What `generate` returns for one prompt: `outputs` holds its n choices.
 
-    Where they were asked for, `prompt_logprobs` has an entry for each token of the prompt, None for the first.
+    `num_cached_tokens` are those of the prompt that the first choice found in the prefix cache. Where they were asked
+    for, `prompt_logprobs` has an entry for each token of the prompt, None for the first.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -126,8 +127,7 @@ class LLM:
         self, prompts: list[tuple[int, ...]], given: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[RequestOutput]:
         params = [self._default(prompt) for prompt in prompts] if given is None else _one_each(given, len(prompts))
-        for sampling in params:
-            check_params(sampling, self.num_valid_tokens)
+        params = [checked_params(sampling, self.num_valid_tokens) for sampling in params]
         params = [self.tokenizer.with_control_stops(sampling) for sampling in params]
         answers = [
             RequestOutput(prompt, [Completion(k) for k in range(sampling.n)])
@@ -176,7 +176,8 @@ class LLM:
         answer.prompt_logprobs += output.prompt_logprobs
         choice.token_ids += output.token_ids
         choice.logprobs += output.logprobs
-        answer.num_cached_tokens = max(answer.num_cached_tokens, output.num_cached_tokens)
+        if choice.index == 0:  # the others find what it has computed itself
+            answer.num_cached_tokens = max(answer.num_cached_tokens, output.num_cached_tokens)
         if output.refused or output.finish_reason is not None:
             choice.finish_reason = output.finish_reason or "error"
             choice.stop_reason = output.stop_reason

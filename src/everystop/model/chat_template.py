@@ -289,10 +289,21 @@ class _Guarding:
 
 
 def _free_guard(value: Any) -> tuple[str, int]:
-    """A guard that occurs in no string of `value`, and the characters of all its strings."""
+    """A guard that occurs in no string of `value`, and the characters of all its strings.
+
+    Raises RequestError where every guard occurs.
+    """
     used: set[str] = set()
     num_chars = _collect_guards(value, used)
-    return next(guard for guard in _GUARDS if guard not in used), num_chars
+    guard = next((guard for guard in _GUARDS if guard not in used), None)
+    if guard is None:
+        raise RequestError(
+            f"the messages hold all {len(_GUARDS):,} noncharacters and private-use characters of plane 15, and one of "
+            "them is needed to keep control tokens apart from text; leave one out",
+            param="messages",
+            code="invalid_text",
+        )
+    return guard, num_chars
 
 
 _GUARD_PATTERN = re.compile("[\ufdd0-\ufdef\U000f0000-\U000ffffd]")

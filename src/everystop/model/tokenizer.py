@@ -237,8 +237,9 @@ class Tokenizer:
 
     def _encode_exact(self, text: str) -> list[int]:
         if self._exact is None:
-            self._exact = tokenizers.Tokenizer.from_str(self._inner.to_str())
-            self._exact.encode_special_tokens = False
+            exact = tokenizers.Tokenizer.from_str(self._inner.to_str())
+            exact.encode_special_tokens = False
+            self._exact = exact  # whole, since other threads may encode
         return self._encode_plain(self._exact, [text])[0]
 
     def _later(self) -> tokenizers.Tokenizer:
@@ -248,8 +249,9 @@ class Tokenizer:
         if self._continuation is None:
             data = json.loads(self._inner.to_str())
             _never_prefix(data["pre_tokenizer"])
-            self._continuation = tokenizers.Tokenizer.from_str(json.dumps(data))
-            self._continuation.encode_special_tokens = True
+            continuation = tokenizers.Tokenizer.from_str(json.dumps(data))
+            continuation.encode_special_tokens = True
+            self._continuation = continuation  # whole, since other threads may encode
         return self._continuation
 
     def _affixes(self, settings: TokenizerSettings) -> tuple[list[int], list[int]]:

@@ -32,7 +32,6 @@ no text.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import logging
@@ -50,6 +49,7 @@ from everystop.core.policy import PolicySettings
 from everystop.core.recording import RECORD_VERSION
 from everystop.core.request import Request, SamplingParams
 from everystop.observe.history import Client
+from everystop.observe.record_file import open_record
 
 log = logging.getLogger("everystop.recorder")
 
@@ -68,7 +68,7 @@ class Recorder:
     """
 
     def __init__(self, path: Path, policy: str, settings: PolicySettings, *, with_tokens: bool = False) -> None:
-        self._file = gzip.open(path, "wt", compresslevel=4, encoding="ascii")  # noqa: SIM115 (closed by the thread)
+        self._file = open_record(path)  # closed by the thread
         self._path = path
         self._header = {"everystop_record": RECORD_VERSION, "policy": policy, **settings.numbered().as_data()}
         self._calls: list[tuple[Any, ...]] = []

@@ -26,9 +26,14 @@ class Story:
     name_of: NameOf
     state: str
 
+    def knows(self, request_id: int) -> bool:
+        """Its reader may know that request by a name, and so what it needs and how long it is."""
+        return self.name_of(request_id) is not None
+
     def culprit(self, culprit: Culprit) -> str:
-        """Somebody and the size of the output or prompt: r41 (512 tokens)."""
-        return f"{who(culprit.request_id, self.name_of)} ({counted(culprit.num_tokens, 'token')})"
+        """Somebody and the size of the output or prompt: r41 (512 tokens); a stranger's size is not told."""
+        size = f" ({counted(culprit.num_tokens, 'token')})" if self.knows(culprit.request_id) else ""
+        return f"{who(culprit.request_id, self.name_of)}{size}"
 
 
 def sentence_of(story: Story) -> str:
@@ -118,8 +123,10 @@ def _no_slot(story: Story, cause: Cause, until_ns: int) -> str:
 
 def _no_blocks(story: Story, cause: Cause, until_ns: int) -> str:
     wait = culprits.wait_of(story.life, cause)
-    needed = "" if wait is None else f" needed {counted(wait.need, 'KV block')} and {wait.have:,} were free"
-    return f"queued because {_ahead(story, cause)}{needed or ' did not fit the KV cache'}"
+    ahead = _ahead(story, cause)
+    if wait is None or not (ahead == "it" or story.knows(wait.request_id)):
+        return f"queued because {ahead} did not fit the KV cache"
+    return f"queued because {ahead} needed {counted(wait.need, 'KV block')} and {wait.have:,} were free"
 
 
 def _token_budget(story: Story, cause: Cause, until_ns: int) -> str:
@@ -169,8 +176,8 @@ def _others_prefill(story: Story, cause: Cause, until_ns: int) -> str:
     if found is None:
         return "in others' prefill (modelled)"
     culprit = found[0]
-    most = f"{whose(culprit.request_id, story.name_of)} {counted(culprit.num_tokens, 'token')}"
-    return f"in others' prefill (modelled; most of it {most})"
+    size = f" {counted(culprit.num_tokens, 'token')}" if story.knows(culprit.request_id) else ""
+    return f"in others' prefill (modelled; most of it {whose(culprit.request_id, story.name_of)}{size})"
 
 
 def _skipped(story: Story, cause: Cause, until_ns: int) -> str:

@@ -29,15 +29,29 @@ _NO_TOKENS: tuple[int, ...] = ()
 _PROBE_ID = -1  # never a scheduler's id
 
 
-def bytes_per_block(spec: DecoderSpec, block_size: int, dtype: str) -> int:
-    """Bytes of one block of the KV cache over all layers: float32 elements in float32 mode, float16 in int8 mode.
+_ELEMENT_BYTES = {"float32": 4, "float16": 2, "int8": 1}
+_SCALE_BYTES = 8  # of one token and head: a float32 for its keys, one for its values
 
-    Rows of values are padded to a multiple of 16. Example, SmolLM2-135M in int8 mode, 32 tokens: 30 layers · 3 heads ·
-    32 tokens · (64 + 64) · 2 bytes = 720 KiB.
+
+def stored_dtype(kv_cache_dtype: str, dtype: str) -> str:
+    """What keys and values are stored in: what `--kv-cache-dtype` says, or what goes with weights of `dtype`."""
+    if kv_cache_dtype != "auto":
+        return kv_cache_dtype
+    return "float32" if dtype == "float32" else "float16"
+
+
+def bytes_per_block(spec: DecoderSpec, block_size: int, stored: str) -> int:
+    """Bytes of one block of the KV cache over all layers, of elements that are `stored` as float32, float16 or int8.
+
+    Rows of values are padded to a multiple of 16; int8 has two scales for each token and head. Example, SmolLM2-135M,
+    32 tokens in float16: 30 layers · 3 heads · 32 tokens · (64 + 64) · 2 bytes = 720 KiB; in int8 30 · 3 · 32 ·
+    (64 + 64 + 8) bytes = 382.5 KiB.
     """
     value_stride = (spec.head_dim + 15) // 16 * 16
-    elements = spec.num_kv_heads * block_size * (spec.head_dim + value_stride)
-    return spec.num_layers * elements * (4 if dtype == "float32" else 2)
+    token_bytes = (spec.head_dim + value_stride) * _ELEMENT_BYTES[stored]
+    if stored == "int8":
+        token_bytes += _SCALE_BYTES
+    return spec.num_layers * spec.num_kv_heads * block_size * token_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +70,8 @@ class Scores:
 class NativeRunner:
     """Executes step plans on the native decoder; see `ModelRunner`. One thread at a time may call it.
 
-    `num_valid_tokens` are the ids that may be sampled (default: all rows of the embedding). `max_num_batched_tokens`
+    `num_valid_tokens` are the ids that may be sampled (default: all rows of the embedding); `kv_cache_dtype` is auto,
+    float16 or int8, as `stored_dtype` reads it. `max_num_batched_tokens`
     and `max_num_seqs` size the scratch: a plan beyond them raises ValueError, as does any plan that names unknown
     requests or blocks.
     """
@@ -71,6 +86,7 @@ class NativeRunner:
         max_num_seqs: int,
         num_threads: int,
         num_valid_tokens: int | None = None,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         from everystop import _native
 
@@ -81,6 +97,7 @@ class NativeRunner:
         self._max_num_batched_tokens = max_num_batched_tokens
         config = {
             "dtype": model.dtype,
+            "kv_cache_dtype": stored_dtype(kv_cache_dtype, model.dtype),
             "num_layers": spec.num_layers,
             "hidden_size": spec.hidden_size,
             "intermediate_size": spec.intermediate_size,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -19,6 +19,20 @@ MAX_JOBS = 8  # that wait or are worked on
 MAX_BODIES_BYTES = 2 * MAX_BODY_BYTES
 RETRY_AFTER_S = 1
 T = TypeVar("T")
+
+
+async def run_in(thread: Executor, job: Callable[[], T]) -> T:
+    """Do it in a thread; a StopIteration that escapes comes as RuntimeError, for a future takes none, and whoever waits
+    for it would wait for ever (before Python 3.12).
+    """
+
+    def guarded() -> T:
+        try:
+            return job()
+        except StopIteration as error:
+            raise RuntimeError("an iteration ended in a job that has none") from error
+
+    return await asyncio.get_running_loop().run_in_executor(thread, guarded)
 
 
 class Aside:
@@ -65,4 +79,4 @@ class Aside:
         async with self._turn:
             if "has_left" in scope and scope["has_left"]():
                 raise ClientGone
-            return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+            return await run_in(self._thread, job)

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from everystop import __version__
-from everystop.assembly import Capacity, build_engine, kernel_name, kernels_of, load_weights, longest_sequence
+from everystop.assembly import (
+    Capacity,
+    build_engine,
+    kernel_name,
+    kernels_of,
+    kv_cache_dtype,
+    load_weights,
+    longest_sequence,
+)
 from everystop.backend import choose_backend
 from everystop.config import Config
 from everystop.core.errors import ConfigError
@@ -171,7 +179,9 @@ class Opening:
             ),
             num_blocks=capacity.num_blocks,
             queue=QueueLimits(config.max_num_queued_reqs, config.max_num_queued_tokens),
-            fingerprint=fingerprint(__version__, loaded.digest, loaded.dtype, kernel_name(loaded)),
+            fingerprint=fingerprint(
+                __version__, loaded.digest, loaded.dtype, kv_cache_dtype(config, loaded), kernel_name(loaded)
+            ),
             tenant_names=tuple(self.tenants.by_name),
             on_answered=None if recorder is None else recorder.client,
             is_chat_slow=lambda: self._template.is_slow,
@@ -180,7 +190,8 @@ class Opening:
     def _describe(self, loaded: Loaded, capacity: Capacity) -> list[tuple[str, str]]:
         config, tokenizer = self.config, self._tokenizer
         num_blocks, length = capacity.num_blocks, capacity.max_model_len
-        blocks = f"{num_blocks:,} blocks of {capacity.block_size} tokens, {capacity.num_bytes / MIB:,.0f} MiB"
+        blocks = f"{num_blocks:,} blocks of {capacity.block_size} tokens in {kv_cache_dtype(config, loaded)}, "
+        blocks += f"{capacity.num_bytes / MIB:,.0f} MiB"
         per_seq = max(1, num_blocks // config.max_num_seqs) * capacity.block_size
         return [
             (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from everystop.keys import KeyHash
 from everystop.observe.history import Client
 from everystop.observe.prometheus import render, render_sheets
 from everystop.server import bodies, protocol, tgi
-from everystop.server.aside import Aside
+from everystop.server.aside import Aside, run_in
 from everystop.server.auth import KeyGuard
 from everystop.server.board import Generation, MakeChoice
 from everystop.server.bodies import Bodies, read_body
@@ -264,7 +263,7 @@ class Endpoints:
             return work(queue.check_num)
         with queue.reserved(len(body)):
             work = partial(work, partial(queue.check_num, num_reserved=1))
-            prepared = await asyncio.get_running_loop().run_in_executor(self._workers, work)
+            prepared = await run_in(self._workers, work)
         self._state.check_open()
         if request.scope.get("has_left", _stays)():
             raise ClientGone

@@ -119,12 +119,14 @@ class ServerState:
     """The one mutable state of the HTTP side; asyncio thread only. `on_done` hears of each request that is answered,
     and `on_refused` of those that were turned away at the edge.
 
-    With a `history` requests are remembered in it, and without one not at all. `is_ending` tells that nobody is waited
-    for any more, `is_loopback` that only this machine can reach the server. No request may take longer than
-    `max_request_s`.
+    With a `history` requests are remembered in it, and without one not at all. `is_counted` makes `metrics`, which grow
+    with each request unless events are handed over and counted. `is_ending` tells that nobody is waited for any more,
+    `is_loopback` that only this machine can reach the server. No request may take longer than `max_request_s`.
     """
 
-    def __init__(self, history: History | None = None, stall_timeout_s: float = math.inf) -> None:
+    def __init__(
+        self, history: History | None = None, stall_timeout_s: float = math.inf, *, is_counted: bool = True
+    ) -> None:
         self.is_ending = False
         self.is_loopback = False
         self.stall_clock = StallClock(stall_timeout_s)
@@ -136,6 +138,7 @@ class ServerState:
         self._model: ServedModel | None = None
         self._board: Board | None = None
         self._metrics: Metrics | None = None
+        self._is_counted = is_counted
         self._is_remembered = history is not None
         self.history = history or History(num_finished=0)
         self.on_done: list[Callable[[Client], None]] = []
@@ -150,13 +153,14 @@ class ServerState:
         if model.on_answered is not None:
             self.on_done.append(model.on_answered)
         self._board = Board(model.engine, model.texts, Queue(model.queue, model.limits.max_num_seqs))
-        self._metrics = Metrics(
-            model.num_blocks,
-            model.tenant_names,
-            block_size=model.limits.block_size,
-            num_slots=model.limits.max_num_seqs,
-            max_model_len=model.accepted.max_model_len,
-        )
+        if self._is_counted:
+            self._metrics = Metrics(
+                model.num_blocks,
+                model.tenant_names,
+                block_size=model.limits.block_size,
+                num_slots=model.limits.max_num_seqs,
+                max_model_len=model.accepted.max_model_len,
+            )
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
 

@@ -17,6 +17,7 @@ from everystop.assembly import (
     build_scheduler,
     kernel_name,
     known_step_times,
+    kv_cache_dtype,
     load_weights,
     num_threads,
 )
@@ -98,6 +99,7 @@ class Bench:
         self._runner, self.capacity = build_runner(config, loaded, self.num_valid_tokens)
         self._model = _describe_model(config, checkpoint, home) | {
             "dtype": loaded.dtype,
+            "kv_cache_dtype": kv_cache_dtype(config, loaded),
             "kernels": kernel_name(loaded),
         }
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import httptools
 import msgspec
 
+from everystop.server_url import ServerUrl
 from everystop.sim.workloads import Job
 
 
@@ -44,12 +45,14 @@ decode_chunk = msgspec.json.Decoder(Chunk).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The server, and what is added to each request. `timeout_s` ends one request, `max_run_s` the run; `stop_s` cuts
-    off what is under way by then, which is no error. `tenant_header` carries the name of a job's tenant; a request is
-    named by its job's index behind `id_prefix`, where there is one.
+    """The server (raises ConfigError for a `url` that is none), and what is added to each request. `tls` checks the
+    certificate of an https server, if it is not one that the system trusts. `timeout_s` ends one request, `max_run_s`
+    the run; `stop_s` cuts off what is under way by then, which is no error. `tenant_header` carries the name of a job's
+    tenant; a request is named by its job's index behind `id_prefix`, where there is one.
     """
 
     url: str
+    tls: ssl.SSLContext | None = None
     model: str | None = None
     api_key: str | None = None
     temperature: float = 0.0
@@ -60,11 +63,12 @@ class Target:
     stop_s: float | None = None
     tenant_header: str | None = None
     id_prefix: str | None = None
+    where: ServerUrl = field(init=False)
 
-    def address(self) -> tuple[str, int]:
-        """Host and port."""
-        parts = urlsplit(self.url)
-        return parts.hostname or "127.0.0.1", parts.port or 80
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "where", ServerUrl.parse(self.url))
+        if self.tls is None:
+            object.__setattr__(self, "tls", self.where.tls())
 
     def request_id(self, index: int) -> str:
         """What the request of that job is named; there must be a prefix."""
@@ -93,7 +97,7 @@ class Target:
         tenant = f"{self.tenant_header}: {job.tenant}\r\n" if self.tenant_header and job.tenant else ""
         name = f"x-request-id: {self.request_id(index)}\r\n" if self.id_prefix is not None else ""
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {urlsplit(self.url).netloc}\r\n{key}{tenant}{name}"
+            f"POST {self.where.prefix}/v1/completions HTTP/1.1\r\nHost: {self.where.netloc}\r\n{key}{tenant}{name}"
             f"Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: {len(data)}\r\n\r\n"
         )
         return head.encode() + data

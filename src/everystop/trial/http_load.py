@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
@@ -162,8 +163,13 @@ class Load:
         return time.perf_counter() - self._started_s
 
     async def _connect(self) -> Connection:
-        host, port = self._target.address()
-        _, connection = await asyncio.get_running_loop().create_connection(lambda: Connection(self._now_s), host, port)
+        where, loop = self._target.where, asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(
+                lambda: Connection(self._now_s), where.host, where.port, ssl=self._target.tls
+            )
+        except ssl.SSLCertVerificationError as error:
+            raise LoadError(where.distrust(error)) from None
         return connection
 
     async def _client(self, connection: Connection, waiting: Iterator[int]) -> None:
@@ -196,7 +202,8 @@ def summarize(records: Sequence[Record]) -> dict[str, Any]:
     """All figures of these records; times and rates of those that ended without error."""
     good = [record for record in records if record.error is None and not record.is_cut]
     num_cut = sum(record.is_cut for record in records)
-    wall_s = max((r.end_s for r in records), default=0.0) - min((r.sent_s for r in records), default=0.0)
+    sent = [record for record in records if record.sent_s >= 0]
+    wall_s = max(0.0, max((r.end_s for r in sent), default=0.0) - min((r.sent_s for r in sent), default=0.0))
     num_output = sum(r.usage.completion_tokens for r in good if r.usage)
     num_prompt = sum(r.usage.prompt_tokens for r in good if r.usage)
     num_events = sum(len(r.event_s) for r in good)

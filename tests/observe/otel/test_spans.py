@@ -109,6 +109,18 @@ def test_without_a_life_the_ends_of_the_sequences_still_say_how_it_went() -> Non
     assert names.E2E_VLLM not in said
 
 
+def test_of_several_choices_the_cached_tokens_count_once_as_the_prompt_does() -> None:
+    run = Run(block_size=4)
+    run.now_ns = 10 * MS
+    run.add(1, prompt=9, max_tokens=2, topic=1)
+    run.finish()
+    client = client_of(run, 2, num=4)
+    run.add(2, prompt=9, max_tokens=2, n=4, topic=1)
+    run.finish()
+    said = whole_of(run.history, client, None, "m").attributes
+    assert (said[names.INPUT_TOKENS], said[names.CACHED_TOKENS]) == (9, 8)
+
+
 def test_who_left_or_was_refused_is_an_error() -> None:
     run = Run()
     run.now_ns = 10 * MS

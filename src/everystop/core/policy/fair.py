@@ -166,12 +166,11 @@ class Fair(Policy):
     def charge(self, request: Request, num_prefill: int, num_decode: int, now_ns: int) -> None:
         account = self._accounts[request.tenant]
         account.charge(OUTPUT_COST * num_decode, now_ns)
-        if num_prefill:  # what the cache had after all is given back
-            counter, num_charged = self._boarded[request.request_id]
-            num_due = min(num_charged, request.num_prompt_tokens - request.num_cached_tokens)
-            if num_due < num_charged:
-                self._boarded[request.request_id] = (counter, num_due)
-                account.charge(-INPUT_COST * (num_charged - num_due), now_ns)
+        counter, num_charged = self._boarded[request.request_id]
+        num_due = request.num_prompt_tokens - request.num_cached_tokens
+        if num_due < num_charged:  # what the cache had after all is given back
+            self._boarded[request.request_id] = (counter, num_due)
+            account.charge(-INPUT_COST * (num_charged - num_due), now_ns)
         if account.is_limited:
             account.grow(request)
             self._accounts.settle(request.tenant, now_ns)

@@ -109,17 +109,19 @@ def _usage(client: Client, trails: Sequence[Trail]) -> dict[str, Attribute]:
     if not arrivals:
         return {}
     ends = [trail.finish for trail in trails if trail.finish is not None]
-    prompts = [arrival.num_prompt_tokens for arrival in arrivals if arrival.choice_index == 0]
+    firsts = {arrival.request_id: arrival for arrival in arrivals if arrival.choice_index == 0}  # as in `usage`
+    num_input = sum(arrival.num_prompt_tokens for arrival in firsts.values())
+    num_cached = sum(end.num_cached_tokens for end in ends if end.request_id in firsts)
     num_output = sum(end.num_output_tokens for end in ends)
     return {
         names.MAX_TOKENS: max(arrival.max_tokens for arrival in arrivals),
         names.CHOICES: client.num,
         names.CHOICES_VLLM: client.num,
-        names.INPUT_TOKENS: sum(prompts),
-        names.INPUT_TOKENS_OLD: sum(prompts),
+        names.INPUT_TOKENS: num_input,
+        names.INPUT_TOKENS_OLD: num_input,
         names.OUTPUT_TOKENS: num_output,
         names.OUTPUT_TOKENS_OLD: num_output,
-        names.CACHED_TOKENS: sum(end.num_cached_tokens for end in ends),
+        names.CACHED_TOKENS: num_cached,
         names.FINISH_REASONS: [end.reason.value for end in ends],
         names.PREEMPTIONS: sum(end.num_preemptions for end in ends),
     }

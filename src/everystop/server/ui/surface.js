@@ -1,4 +1,4 @@
-// A canvas that is sharp, follows its size and the theme, and is drawn only while somebody can see it.
+// A canvas that is sharp, follows its size and the theme, and is drawn only while somebody can see it, or prints it.
 
 import { readTheme } from "./grammar.js";
 
@@ -9,14 +9,16 @@ import { readTheme } from "./grammar.js";
  */
 
 /** @type {Set<Surface>} */
+const surfaces = new Set();
+/** @type {Set<Surface>} */
 const stale = new Set();
 let isScheduled = false;
 
 function drawStale() {
   isScheduled = false;
-  const surfaces = [...stale];
+  const due = [...stale];
   stale.clear();
-  for (const surface of surfaces) surface.drawNow();
+  for (const surface of due) surface.drawNow();
 }
 
 const NEARBY = { rootMargin: "100px" };
@@ -31,6 +33,7 @@ export class Surface {
     this.draw = draw;
     this.isInSight = false;
     this.isStale = true;
+    surfaces.add(this);
     new ResizeObserver(() => this.invalidate()).observe(canvas);
     new IntersectionObserver((entries) => {
       this.isInSight = entries[entries.length - 1].isIntersecting;
@@ -93,4 +96,13 @@ export function themeChanged() {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) themeChanged();
+});
+window.addEventListener("beforeprint", () => {
+  document.documentElement.dataset.printing = "";
+  theme = null;
+  for (const surface of surfaces) surface.drawNow();
+});
+window.addEventListener("afterprint", () => {
+  delete document.documentElement.dataset.printing;
+  themeChanged();
 });

@@ -1,0 +1,35 @@
+"""The file of a record: only its owner can read it, and the records of earlier runs stay beside it."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+from typing import TextIO
+
+MAX_OLD_RECORDS = 5
+
+
+def open_record(path: Path) -> TextIO:
+    """A record to be written anew; raises OSError. One that is there becomes FILE.1, the one before FILE.2, and so on
+    up to FILE.5, which is given up. What is no regular file, such as a pipe, is written to as it is.
+    """
+    if path.is_file() and path.stat().st_size:
+        path = path.resolve()  # behind a link the file is moved, and the link goes on pointing at the newest
+        _move_aside(path)
+    create_private(path)
+    return gzip.open(path, "wt", compresslevel=4, encoding="ascii")
+
+
+def create_private(path: Path) -> None:
+    """Have a file that its owner alone can read; one that is there keeps its rights. Raises OSError."""
+    if not path.exists():
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+
+
+def _move_aside(path: Path) -> None:
+    old = [path.with_name(f"{path.name}.{number}") for number in range(1, MAX_OLD_RECORDS + 1)]
+    num_kept = next((i for i, each in enumerate(old) if not each.exists()), MAX_OLD_RECORDS - 1)
+    for i in range(num_kept, 0, -1):
+        old[i - 1].replace(old[i])
+    path.replace(old[0])
