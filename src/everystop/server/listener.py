@@ -15,6 +15,8 @@ from pathlib import Path
 from everystop.core.errors import ConfigError
 
 BACKLOG = 2048
+RESERVED_FILES = 256  # for all but clients: the model, records, logs, and connections on their way in or out
+MAX_CONNECTIONS = 1 << 20
 UDS_UMASK = 0o117  # the socket's owner and group may connect
 
 
@@ -135,3 +137,11 @@ def _allow_many_connections() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def max_connections() -> int:
+    """How many clients may be connected at once, as the limit on open files says; a quarter of a small one is kept."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, soft - min(RESERVED_FILES, soft // 4))
