@@ -19,6 +19,7 @@ from everystop.core.policy import make_policy
 from everystop.core.request import Request, SamplingParams
 from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import StepFeatures, StepTimeModel
+from everystop.observe.excerpt import excerpt_of
 from everystop.observe.explain import Explanation, explain, tell
 from everystop.observe.history import History
 from everystop.observe.life import life_of
@@ -71,12 +72,14 @@ def main() -> None:
 
     explanation = explained()
     text = json.dumps(explanation.as_data())
+    excerpt_ms = milliseconds(lambda: excerpt_of(history, [history.trails[0]]))
     print(explanation.sentence)
     told_ms = milliseconds(lambda: tell(history, [0], now_ns=now_ns, name_of=number_name))
     print(f"its causes alone: {milliseconds(lambda: life_of(history, history.trails[0], now_ns)):.1f} ms of CPU time")
     print(f"this sentence: {told_ms:.1f} ms")
     print(f"the explanation: {milliseconds(explained):.1f} ms")
     print(f"and as JSON: {milliseconds(lambda: json.dumps(explained().as_data())):.1f} ms, {len(text) / 1e3:,.0f} kB")
+    print(f"the excerpt, which is all that the event loop does: {1e3 * excerpt_ms:.0f} µs")
     print(f"{len(explanation.segments):,} segments, {len(explanation.steps):,} of {explanation.num_steps:,} steps")
 
 

@@ -110,6 +110,16 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse_bytes(text)
 
 
+def test_of_a_url_no_password_is_shown() -> None:
+    for url in ("https://me:pa@ss@collector:4318/v1", "https://me@collector"):
+        shown = Config(otlp_traces_endpoint=url).shown()["otlp_traces_endpoint"]
+        assert shown == "https://…@" + url.rpartition("@")[2]
+    with pytest.raises(ConfigError) as caught:
+        Config(otlp_traces_endpoint="https://me:se/cret@collector:99999")
+    assert "cret" not in str(caught.value)
+    assert Config(model="a@b").shown()["model"] == "a@b"
+
+
 def test_what_is_shown_of_a_configuration_holds_no_key() -> None:
     shown = Config(api_key=("sk-1", "sk-2"), admin_key=("sk-3",), port=9).shown()
     assert (shown["api_key"], shown["admin_key"], shown["port"]) == ("2 set", "1 set", 9)

@@ -223,12 +223,13 @@ def check_model(config: Config) -> Finding:
 
 def check_address(config: Config) -> Finding:
     """Whether the port, or the path, can be had now."""
-    from everystop.server.listener import listen, listen_at_path
+    from everystop.server.listener import check_path, listen
 
     try:
         if config.uds is not None:
-            with listen_at_path(config.uds):
-                return Finding("address", Status.OK, f"{config.uds} is free")
+            was_left = check_path(config.uds)
+            text = "holds what a dead server left, which `serve` replaces" if was_left else "is free"
+            return Finding("address", Status.OK, f"{config.uds} {text}")
         with contextlib.closing(listen(config.host, config.port)) as sock:
             return Finding("address", Status.OK, f"port {_port(sock)} on {config.host} is free")
     except ConfigError as error:

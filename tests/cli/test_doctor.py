@@ -26,7 +26,8 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def findings(**settings: Any) -> dict[str, Finding]:
-    return {finding.name: finding for finding in examine(Config(port=0, **settings))}
+    where = {} if "uds" in settings else {"port": 0}
+    return {finding.name: finding for finding in examine(Config(**where, **settings))}
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, dict[str, str]]]:
@@ -116,7 +117,20 @@ def test_a_check_that_fails_by_itself_is_a_finding(monkeypatch: pytest.MonkeyPat
     assert "no /proc here" in found.text
 
 
-def test_the_path_of_a_socket_is_tried_and_given_back(tmp_path: Path) -> None:
+def test_what_a_dead_server_left_is_told_and_stays(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    assert {one.name: one for one in examine(Config(uds=str(path)))}["address"].status is Status.OK
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
+        left.bind(str(path))
+    inode = path.stat().st_ino
+    found = findings(uds=str(path))["address"]
+    assert found.status is Status.OK
+    assert "dead server" in found.text
+    assert path.stat().st_ino == inode
+
+
+def test_the_path_of_a_socket_is_looked_at_and_nothing_made(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    assert findings(uds=str(path))["address"].status is Status.OK
     assert not path.exists()
+    for bad in ("no/such/folder/s", "x" * 200):
+        assert findings(uds=str(tmp_path / bad))["address"].status is Status.FAIL

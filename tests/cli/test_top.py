@@ -18,7 +18,7 @@ import pytest
 from tests.server.parrot import ParrotServer, parrot, wait_until
 
 from everystop.cli import main
-from everystop.cli.top_screen import seconds
+from everystop.cli.top_screen import time_of, uptime
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,20 +81,29 @@ def test_a_key_is_asked_for_and_taken(capsys: pytest.CaptureFixture[str], monkey
         assert top(server, "--api-key", "a\nb") == 2
 
 
-@pytest.mark.parametrize("status", [200, 404])
-def test_another_kind_of_server_is_told_from_ours(status: int, capsys: pytest.CaptureFixture[str]) -> None:
-    with other_server(status) as url:
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, "hello"),
+        (404, "hello"),
+        (404, '{"error": {"message": "/ui/stream is not served here", "code": "not_found"}}'),
+    ],
+)
+def test_another_kind_of_server_or_version_is_told_from_ours(
+    status: int, body: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with other_server(status, body) as url:
         assert main(["top", "--url", url]) == 1
     assert "Everystop server" in capsys.readouterr().err
 
 
 @contextlib.contextmanager
-def other_server(status: int) -> Iterator[str]:
+def other_server(status: int, body: str) -> Iterator[str]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(b"hello")
+            self.wfile.write(body.encode())
 
         def log_message(self, *words: object) -> None:
             """Say nothing."""
@@ -163,16 +172,11 @@ def watch(server: ParrotServer, key: bytes, act: Callable[[], None] = lambda: No
     return output.decode(errors="replace"), process.wait(60)
 
 
-@pytest.mark.parametrize(
-    ("ns", "text"),
-    [
-        (None, "–"),
-        (1_230_000, "1.2 ms"),
-        (45_600_000, "46 ms"),
-        (2_340_000_000, "2.3 s"),
-        (130e9, "2 min"),
-        (2e13, "5 h 33 min"),
-    ],
-)
-def test_durations_have_the_unit_that_suits_them(ns: float | None, text: str) -> None:
-    assert seconds(ns) == text
+def test_durations_are_written_as_in_explanations() -> None:
+    assert [time_of(ns) for ns in (None, 1_230_000, 45_600_000, 130_000_000_000)] == [
+        "–",
+        "1.2 ms",
+        "46 ms",
+        "2 min 10 s",
+    ]
+    assert [uptime(s) for s in (2.3, 130, 20_000, 400_000)] == ["2.3 s", "2 min 10 s", "5 h 33 min", "111 h 6 min"]

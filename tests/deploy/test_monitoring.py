@@ -29,6 +29,14 @@ def test_panels_do_not_overlap_and_say_what_they_show() -> None:
     assert len(set(ids)) == len(ids)
 
 
+def test_what_is_counted_in_tokens_shares_no_axis_with_operations() -> None:
+    """Tokens come by the thousand, and would press the line of the others onto the axis."""
+    panels = [panel for _, row in grafana.ROWS for panel in row if panel.unit == grafana.PER_S]
+    assert panels
+    for panel in panels:
+        assert not [query for query in panel.queries if "tokens" in query.expression], panel.title
+
+
 def test_panels_ask_the_chosen_servers_only() -> None:
     for panel in dashboard()["panels"]:
         for target in panel.get("targets", ()):

@@ -17,6 +17,7 @@ from tests.observe.schedules import Oracle, Watched
 from everystop.core.policy import POLICIES
 from everystop.core.step_time import StepTimeModel
 from everystop.observe.causes import Cause
+from everystop.observe.excerpt import excerpt_of
 from everystop.observe.explain import Explanation, explain, tell
 from everystop.observe.history import Client, History, StepRecord, Trail
 from everystop.observe.step_share import own_share, share_of
@@ -29,8 +30,11 @@ KINDS = {Cause.PREEMPTED: "preempted", Cause.SKIPPED: "skipped"}
 
 
 def look(episode: Watched, request_id: int) -> Explanation:
-    """The explanation of a request now."""
-    return explain(episode.history, [request_id], now_ns=episode.harness.now_ns, name_of=number_name)
+    """The explanation of a request now, which is that of an excerpt too."""
+    explanation = explain(episode.history, [request_id], now_ns=episode.harness.now_ns, name_of=number_name)
+    excerpt = excerpt_of(episode.history, [episode.history.trails[request_id]])
+    assert explain(excerpt, [request_id], now_ns=episode.harness.now_ns, name_of=number_name) == explanation
+    return explanation
 
 
 def check_sums(explanation: Explanation) -> None:
@@ -148,14 +152,21 @@ def test_causes_of_fuzzed_schedules_sum_exactly_and_are_the_oracles(policy: str)
 
 def check_episode(episode: Watched, seen: set[Any]) -> None:
     """Look at one request after each turn, and at each in the end."""
+    kept: list[tuple[History, Explanation, int, int]] = []
     for _ in range(STEPS):
         episode.turn()
         known = [i for i, trail in episode.history.trails.items() if trail.since_ns]
         if known:
-            explanation = look(episode, episode.clock.choice(known))
+            request_id = episode.clock.choice(known)
+            explanation = look(episode, request_id)
+            excerpt = excerpt_of(episode.history, [episode.history.trails[request_id]])
+            kept.append((excerpt, explanation, request_id, episode.harness.now_ns))
             check_sums(explanation)
             seen |= {explanation.state, *explanation.ns_by_cause}
     episode.drain()
+    for excerpt, explanation, request_id, now_ns in kept:
+        again = explain(excerpt, [request_id], now_ns=now_ns, name_of=number_name)
+        assert again == explanation, "what has happened since has no part in it"
     oracle = Oracle(episode.harness.events)
     for request_id, trail in episode.history.trails.items():
         explanation = look(episode, request_id)
@@ -220,6 +231,8 @@ def test_what_is_forgotten_is_said_to_be_unknown() -> None:
     run.add(1, 8, 60)
     run.turn(110)
     explanation = run.explain(1)
+    excerpt = excerpt_of(run.history, [run.history.trails[1]])
+    assert explain(excerpt, [1], now_ns=run.now_ns, name_of=number_name) == explanation
     assert sum(explanation.ns_by_cause.values()) == explanation.e2e_ns
     assert ms(explanation)["unattributed"] > 100
     assert "of which nothing is remembered any more" in explanation.sentence

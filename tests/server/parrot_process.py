@@ -106,6 +106,9 @@ def main() -> int:
     if "max_file_bytes" in options:
         limit = options.pop("max_file_bytes")
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    if "max_files" in options:
+        limit = options.pop("max_files")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     if "record" in options:
         options["recorder"] = Recorder(Path(options.pop("record")), "continuous", PolicySettings())
     if "crash_dir" in options:

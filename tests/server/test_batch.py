@@ -213,25 +213,26 @@ def test_a_request_that_met_a_fault_of_ours_is_tried_again_by_the_next_run(
     assert sorted(read_answers(target)) == ["r0", "r1"]
 
 
+def num_remembered() -> int:
+    gc.collect()
+    return sum(type(each) in (Client, ArrivalEvent) for each in gc.get_objects())
+
+
 def test_nothing_is_kept_of_requests_that_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parrot_model: type[ParrotOpening]
 ) -> None:
     """A file may have millions of lines; nobody reads metrics of a batch, so nothing would ever leave them."""
     source = write_requests(tmp_path / "in.jsonl", [{"prompt": "ab", "n": 2}] * 5)
-    gc.collect()
-    num_before = sum(isinstance(each, Client | ArrivalEvent) for each in gc.get_objects())
-    kept: list[int] = []
-    original = Engine.stop
+    original, counts = Engine.stop, [num_remembered()]
 
     def stop(engine: Engine, *arguments: Any) -> None:
-        gc.collect()
-        kept.append(sum(isinstance(each, Client | ArrivalEvent) for each in gc.get_objects()))
+        counts.append(num_remembered())
         original(engine, *arguments)
 
     monkeypatch.setattr(Engine, "stop", stop)
     assert run_batch(Config(), source, tmp_path / "out") == 0
-    assert len(kept) == 1
-    assert kept[0] <= num_before
+    before, after = counts
+    assert after <= before
 
 
 @pytest.mark.model

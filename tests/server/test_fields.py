@@ -175,4 +175,6 @@ def test_every_honoured_field_changes_what_is_asked(route: str) -> None:
         value = OF_ROUTE[route].get(name, VALUES.get(name))
         assert value is not None, f"{name} has no value to be tried with"
         beside = BESIDE.get(name, {})
+        if name == "return_tokens_as_token_ids":
+            beside = {"logprobs": OF_ROUTE[route]["logprobs"]}
         assert parse({**body, **beside, name: value}, accepted) != parse({**body, **beside}, accepted), name

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
+import signal
 import socket
 import threading
 import time
 from typing import Any
 
 import pytest
-from tests.server.parrot import ParrotServer, parrot, parse_events, wait_until
+from tests.server.parrot import DEADLINE_S, ParrotServer, parrot, parse_events, wait_until
 
 from everystop.config import Config
 from everystop.core.errors import ConfigError, ModelFileDamaged
@@ -87,6 +89,21 @@ def test_a_signal_while_loading_ends_at_once() -> None:
         wait_until(lambda: server.get("/health")[0] == 503)
         server.stop()
         assert server.join() == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_an_interrupt_while_loading_is_told_from_a_stop(number: int, code: int) -> None:
+    ended = threading.Event()
+
+    def load() -> ServedModel:
+        os.kill(os.getpid(), number)
+        ended.wait(DEADLINE_S)
+        raise ModelFileDamaged("nobody waits for this")
+
+    try:
+        assert asyncio.run(Service(listen("127.0.0.1", 0), load, Config(), say=lambda line: None).run()) == code
+    finally:
+        ended.set()
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_service() -> None:

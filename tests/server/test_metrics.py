@@ -46,6 +46,25 @@ def ask(server: ParrotServer, number: int) -> None:
     server.request("POST", COMPLETIONS, body)
 
 
+def test_while_loading_the_state_http_and_the_process_are_there_without_a_models_name() -> None:
+    with parrot(hold_loading=True) as server:
+        wait_until(lambda: server.get("/health")[0] == 503)
+        assert server.complete("a")[0] == 503
+        found = samples(server)
+        named = {name: value for (name, labels), value in found.items() if not labels}
+        assert named["everystop_ready"] == 0
+        assert named["everystop_oldest_waiting_seconds"] == named["everystop_engine_silent_seconds"] == 0
+        assert named["process_cpu_seconds_total"] > 0
+        assert http(server, handler=COMPLETIONS, status="503") == 1
+        assert server.metric("http_errors_total", 'error="Loading"') == 1
+        assert server.metric("build_info") == 1
+        assert not [labels for _, labels in found if "model_name" in dict(labels)]
+        server.load_gate.set()
+        wait_until(lambda: server.get("/health")[0] == 200)
+        assert server.metric("ready", f'model_name="{MODEL}"') == 1
+        assert http(server, handler=COMPLETIONS, status="503") == 1
+
+
 def test_each_metric_agrees_with_the_record_of_the_run(tmp_path: Path) -> None:
     path = tmp_path / "run.gz"
     recorder = Recorder(path, "priority", PolicySettings())

@@ -330,6 +330,22 @@ def test_tokens_are_named_by_their_ids(server: ParrotServer) -> None:
     assert (token["token"], token["top_logprobs"][0]["token"]) == ("token_id:97", "token_id:97")
 
 
+def test_names_by_id_need_tokens_that_are_named(server: ParrotServer) -> None:
+    for answer in (
+        server.complete("ab", return_tokens_as_token_ids=True),
+        server.complete("ab", return_tokens_as_token_ids=True, prompt_logprobs=1),
+        server.chat("ab", return_tokens_as_token_ids=True, logprobs=False),
+    ):
+        status, body = answer
+        assert status == 400
+        assert (body["error"]["param"], body["error"]["code"]) == ("return_tokens_as_token_ids", "conflicting_fields")
+        assert "logprobs" in body["error"]["message"]
+    for neutral in (None, False):
+        assert server.complete("ab", return_tokens_as_token_ids=neutral)[0] == 200
+        assert server.chat("ab", return_tokens_as_token_ids=neutral)[0] == 200
+    assert server.complete("ab", return_tokens_as_token_ids=True, logprobs=0)[0] == 200
+
+
 # --------------------------------------------------------------------------- truncation
 
 

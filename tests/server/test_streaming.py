@@ -100,6 +100,13 @@ def test_nothing_of_a_stop_string_is_sent(server: ParrotServer, prompt: str, sto
     assert whole["usage"] == events[-2]["usage"] | {"prompt_tokens_details": whole["usage"]["prompt_tokens_details"]}
 
 
+def test_a_stop_string_that_only_the_end_completes_ends_the_answer(server: ParrotServer) -> None:
+    """The last token is half a character, which shows once no more can come: until then nothing matches."""
+    _, body = server.complete([97, 0xC3, 98], max_tokens=2, stop="\ufffd")
+    choice = body["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("a", "stop")
+
+
 def test_usage_counts_the_token_that_ended_a_stop(server: ParrotServer) -> None:
     _, body = server.complete("abSTOPcd", stop="STOP")
     assert body["usage"]["completion_tokens"] == 6

@@ -117,6 +117,19 @@ def test_top_tokens_stand_beside_each_token(server: ParrotServer) -> None:
     assert "top_tokens" not in stream(server, "ab")[0]
 
 
+@pytest.mark.parametrize("path", ["/generate", "/"])
+def test_top_tokens_are_refused_where_nothing_tells_them(server: ParrotServer, path: str) -> None:
+    for beside in ({}, {"details": False}, {"best_of": 2, "do_sample": True}):
+        body = {"inputs": "ab", "parameters": {"top_n_tokens": 2, **beside}}
+        status, answer = server.post(path, body)
+        assert (status, answer["error_type"]) == (422, "validation")
+        assert "top_n_tokens needs details" in answer["error"]
+    for named in ({"details": True}, {"decoder_input_details": True}):
+        assert server.post(path, {"inputs": "ab", "parameters": {"top_n_tokens": 2, **named}})[0] == 200
+    for neutral in (0, None):
+        assert server.post(path, {"inputs": "ab", "parameters": {"top_n_tokens": neutral}})[0] == 200
+
+
 def test_the_root_path_answers_with_a_list_and_the_prompt(server: ParrotServer) -> None:
     assert server.post("/", {"inputs": "abc"}) == (200, [{"generated_text": "abcabc"}])
     body = {"inputs": "abc", "parameters": {"return_full_text": False}, "stream": False}

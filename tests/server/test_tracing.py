@@ -21,7 +21,18 @@ def test_the_flag_without_the_extra_says_what_to_install(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:4318", "grpc://localhost:4317", "http://", "http://a b", "http://a/?x=1", ""]
+    "url",
+    [
+        "localhost:4318",
+        "grpc://localhost:4317",
+        "http://",
+        "http://a b",
+        "http://a/?x=1",
+        "http://a:99999",
+        "http://a:0",
+        "http://[a",
+        "",
+    ],
 )
 def test_an_endpoint_is_a_url(url: str) -> None:
     with pytest.raises(ConfigError, match="--otlp-traces-endpoint"):

@@ -72,13 +72,14 @@ class Remote:
     def _refusal(self, path: str, answer: HTTPResponse) -> str:
         """What the server says, and what to do about it."""
         try:
-            said = json.loads(answer.read())["error"]["message"]
-        except (OSError, HTTPException, ValueError, KeyError, TypeError):
-            said = ""
+            error = json.loads(answer.read())["error"]
+            said, code = error["message"], error.get("code")
+        except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
+            said, code = "", ""
         if answer.status == 401:
             known = "another key" if self._key else "a key"
             return f"{self.url} wants {known}: give it with --api-key or in {KEY_VARIABLE}"
-        if answer.status == 404 and not said:
+        if answer.status == 404 and (not said or code == "not_found"):
             return f"{self.url} has no {path}: it is no Everystop server, or one of another version"
         return f"{self.url} answers {answer.status} {answer.reason}" + (f": {said}" if said else "")
 

@@ -11,7 +11,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
+from everystop.core.durations import NS_PER_MS, NS_PER_S
+from everystop.observe.wording import duration
+
 COLUMN_NS = 250 * NS_PER_MS
 NUM_COLUMNS = 240  # a minute
 WHO_COLUMNS, TOKENS_COLUMNS = 15, 21
@@ -113,7 +115,7 @@ class LiveScreen:
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(f" {server['policy'].upper()} ", style="reverse bold")
         text.append(f" {server['model']}", style="bold")
-        text.append(f"  Everystop {server['version']} at {self._url}, up {seconds(message['uptime_s'] * NS_PER_S)}")
+        text.append(f"  Everystop {server['version']} at {self._url}, up {uptime(message['uptime_s'])}")
         if server["sees"] == "own":
             text.append("  (your own requests; others without names)")
         if message["dropped"]:
@@ -121,14 +123,14 @@ class LiveScreen:
         return text
 
     def _tiles(self, tiles: dict[str, Any]) -> Table:
-        oldest = f", oldest {seconds(tiles['oldest_wait_ns'])}" if tiles["num_waiting"] else ""
+        oldest = f", oldest {time_of(tiles['oldest_wait_ns'])}" if tiles["num_waiting"] else ""
         row = [
             f"slots busy [bold]{tiles['slots_busy']}/{tiles['slots']}[/]",
             f"waiting [bold]{tiles['num_waiting']:,}[/]{oldest}",
             f"KV [bold]{tiles['kv_used_share']:.0%}[/]",
             f"out [bold]{tiles['output_tokens_per_s']:,.0f}[/] tok/s",
-            f"TTFT p50 [bold]{seconds(tiles['ttft_p50_ns'])}[/] p95 [bold]{seconds(tiles['ttft_p95_ns'])}[/]",
-            f"ITL p50 [bold]{seconds(tiles['itl_p50_ns'])}[/] p99 [bold]{seconds(tiles['itl_p99_ns'])}[/]",
+            f"TTFT p50 [bold]{time_of(tiles['ttft_p50_ns'])}[/] p95 [bold]{time_of(tiles['ttft_p95_ns'])}[/]",
+            f"ITL p50 [bold]{time_of(tiles['itl_p50_ns'])}[/] p99 [bold]{time_of(tiles['itl_p99_ns'])}[/]",
         ]
         table = Table.grid(padding=(0, 3))
         table.add_row(*row[:4])
@@ -199,7 +201,7 @@ class LiveScreen:
                 table.add_row("another request")
                 continue
             length = "" if one["num_prompt_tokens"] is None else f"{one['num_prompt_tokens']:,} tokens"
-            table.add_row(f"r{one['id']}", length, f"for {seconds(now_ns - one['since_ns'])}", one["sentence"])
+            table.add_row(f"r{one['id']}", length, f"for {time_of(now_ns - one['since_ns'])}", one["sentence"])
         return table
 
     def _decisions(self, most: int) -> Text:
@@ -207,13 +209,12 @@ class LiveScreen:
         return Text("\n".join(lines) if lines else "none yet", no_wrap=True, overflow="ellipsis")
 
 
-def seconds(ns: float | None) -> str:
-    """A duration in the unit that suits it; a dash for none."""
-    if ns is None:
-        return "–"
-    if ns < NS_PER_S:
-        return f"{ns / NS_PER_MS:.{1 if ns < 10 * NS_PER_MS else 0}f} ms"
-    if ns < 100 * NS_PER_S:
-        return f"{ns / NS_PER_S:.1f} s"
-    minutes = round(ns / NS_PER_S) // 60
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+def time_of(ns: int | None) -> str:
+    """A duration as explanations write it; a dash for none."""
+    return "–" if ns is None else duration(ns)
+
+
+def uptime(seconds: float) -> str:
+    """How long the server has been there: 2.3 s, 4 min 5 s, 5 h 33 min."""
+    minutes = round(seconds) // 60
+    return duration(round(seconds * NS_PER_S)) if minutes < 120 else f"{minutes // 60:,} h {minutes % 60} min"

@@ -24,6 +24,7 @@ from everystop.config.setting import (
     check,
     parse_bytes,
     setting,
+    without_credentials,
 )
 from everystop.core.admission import ADMISSIONS
 from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS
@@ -404,7 +405,9 @@ class Config:
         check_together(self)
 
     def shown(self) -> dict[str, Any]:
-        """All settings by name, as they may be written to a file: of a secret only how many there are."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        """All settings by name, as they may be written to a file: of a secret only how many there are, and of a URL no
+        name and password.
+        """
+        values = {field.name: without_credentials(getattr(self, field.name)) for field in fields(self)}
         secrets = {field.name for field in fields(self) if field.metadata.get("is_secret")}
         return {name: f"{len(value)} set" if name in secrets else value for name, value in values.items()}

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from everystop.config.setting import without_credentials
 from everystop.core.errors import ConfigError
 from everystop.core.policy import honouring
 
@@ -82,8 +84,16 @@ def _of_places(config: Config) -> Iterator[str]:
     if (config.ssl_certfile is None) != (config.ssl_keyfile is None):
         yield "--ssl-certfile and --ssl-keyfile belong together; give both, or neither for HTTP"
     endpoint = config.otlp_traces_endpoint
-    if endpoint is not None and COLLECTOR.fullmatch(endpoint) is None:
-        yield f"--otlp-traces-endpoint is {endpoint!r}; give the URL of a collector, such as http://localhost:4318"
+    if endpoint is not None and not _is_collector(endpoint):
+        shown = without_credentials(endpoint)
+        yield f"--otlp-traces-endpoint is {shown!r}; give the URL of a collector, such as http://localhost:4318"
+
+
+def _is_collector(endpoint: str) -> bool:
+    try:
+        return COLLECTOR.fullmatch(endpoint) is not None and urlsplit(endpoint).port != 0
+    except ValueError:  # a port that is none
+        return False
 
 
 def _of_operations(config: Config) -> Iterator[str]:

@@ -62,6 +62,11 @@ def setting(
     return dataclasses.field(default=default, metadata=meta)
 
 
+def without_credentials(value: Any) -> Any:
+    """The value as it may be shown: a name and a password in a URL stand as "…"."""
+    return re.sub(r"(?<=://).*@", "…@", value, flags=re.DOTALL) if isinstance(value, str) else value
+
+
 def check(field: Field[Any], value: Any) -> None:
     """Raise ConfigError for a value outside the field's range, or none of its choices; NaN is in no range."""
     flag, choices, least, most = (field.metadata.get(key) for key in ("flag", "choices", "least", "most"))

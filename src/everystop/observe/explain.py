@@ -116,7 +116,7 @@ def explain(history: History, request_ids: Sequence[int], *, now_ns: int, name_o
     `name_of` names other requests, None where the reader may not see them. Raises LookupError if none of the sequences
     is remembered, which is so for the oldest after a while.
     """
-    shown = _last_to_end(history, request_ids, now_ns, MAX_CHOICES)
+    shown = last_to_end(history, request_ids, now_ns, MAX_CHOICES)
     headline = _explain_one(history, shown[0], now_ns, name_of, is_last=True)
     if len(request_ids) == 1:
         return headline
@@ -129,7 +129,7 @@ def explain(history: History, request_ids: Sequence[int], *, now_ns: int, name_o
 
 def tell(history: History, request_ids: Sequence[int], *, now_ns: int, name_of: NameOf) -> str:
     """The sentence of that explanation alone, at a third of the cost; raises LookupError as well."""
-    (trail,) = _last_to_end(history, request_ids, now_ns, 1)
+    (trail,) = last_to_end(history, request_ids, now_ns, 1)
     return tell_life(history, life_of(history, trail, now_ns), name_of=name_of)
 
 
@@ -144,7 +144,7 @@ def _beside_siblings(trail: Trail, name_of: NameOf) -> NameOf:
     return lambda i: SIBLING if i in own and i != trail.request_id else name_of(i)
 
 
-def _last_to_end(history: History, request_ids: Sequence[int], now_ns: int, num: int) -> list[Trail]:
+def last_to_end(history: History, request_ids: Sequence[int], now_ns: int, num: int) -> list[Trail]:
     """The sequences that ended last, or have not, the last one first; those that are forgotten are left out."""
 
     def ended(trail: Trail) -> tuple[int, int]:

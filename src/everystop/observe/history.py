@@ -284,13 +284,17 @@ class History:
         """Position in `steps` of the step that was running then, or was the next to: the first to come back later."""
         return self.steps.position_of(now_ns, _now_ns)
 
+    def act_position(self, now_ns: int) -> int:
+        """Position in `acts` of the first of that time or later."""
+        return self.acts.position_of(now_ns, _now_ns)
+
     def steps_since_ns(self, now_ns: int) -> list[StepRecord]:
         """The remembered steps that came back at that time or later."""
         return self.steps.since(self.steps.position_of(now_ns, _now_ns))
 
     def acts_since_ns(self, now_ns: int) -> list[Act]:
         """The remembered acts of that time or later."""
-        return self.acts.since(self.acts.position_of(now_ns, _now_ns))
+        return self.acts.since(self.act_position(now_ns))
 
     def steps_between_ns(self, after_ns: int, until_ns: int) -> list[StepRecord]:
         """The remembered steps that came back after the one time and not after the other."""
@@ -299,8 +303,7 @@ class History:
 
     def acts_between_ns(self, first_ns: int, last_ns: int) -> list[Act]:
         """The remembered acts from the one time to the other, both included."""
-        acts = self.acts
-        return acts.between(acts.position_of(first_ns, _now_ns), acts.position_of(last_ns + 1, _now_ns))
+        return self.acts.between(self.act_position(first_ns), self.act_position(last_ns + 1))
 
     @property
     def acts_known_ns(self) -> int:

@@ -45,6 +45,13 @@ class Log(Generic[T]):
         """Items from position `first` up to, without, `last`, as far as they are remembered."""
         return self._items[max(first, self.start) - self._num_dropped : max(last, self.start) - self._num_dropped]
 
+    def excerpt(self, first: int, last: int) -> Log[T]:
+        """A log of the items that `between` gives, under the same positions; of one at least, where there is any."""
+        copy: Log[T] = Log()
+        first = max(self.start, min(first, self.end - 1))
+        copy._items, copy._num_dropped = self.between(first, max(last, first + 1)), first
+        return copy
+
     def position_of(self, value: int, key: Callable[[T], int]) -> int:
         """Position of the first remembered item whose key is `value` or more; keys must not fall."""
         positions = range(self.start, self.end)

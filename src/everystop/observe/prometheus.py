@@ -30,15 +30,20 @@ def render(metrics: Metrics, model: str, *, only_tenant: str | None = None, shee
     """
     metrics.catch_up()
     own = FAMILIES if metrics.tenants else [family for family in FAMILIES if family.labels != TENANT]
+    return render_sheets((Sheet(own, metrics), Sheet(FAMILIES_OF_VLLM, metrics), *sheets), model, only_tenant)
+
+
+def render_sheets(sheets: Iterable[Sheet], model: str | None = None, only_tenant: str | None = None) -> bytes:
+    """What these sheets hold, and the process; samples carry no model's name where there is none yet."""
     lines: list[str] = []
-    for families, source in (Sheet(own, metrics), Sheet(FAMILIES_OF_VLLM, metrics), *sheets):
+    for families, source in sheets:
         for family in families:
             lines += _family(family, source, model, only_tenant)
     lines += _process()
     return "".join(lines).encode()
 
 
-def _family(family: Family[Any], source: Any, model: str, only_tenant: str | None) -> Iterator[str]:
+def _family(family: Family[Any], source: Any, model: str | None, only_tenant: str | None) -> Iterator[str]:
     common = _common(family.name, model)
     yield head(family.name, family.text, family.kind)
     for values, value in family.read(source):
@@ -48,8 +53,10 @@ def _family(family: Family[Any], source: Any, model: str, only_tenant: str | Non
         yield from sample(family.name, labels, value, family.bounds)
 
 
-def _common(name: str, model: str) -> dict[str, str]:
+def _common(name: str, model: str | None) -> dict[str, str]:
     """The labels that all samples of the metric carry."""
+    if model is None:
+        return {}
     if name.startswith(PREFIX):
         return {"model_name": model, "engine": ENGINE}
     return {"model_name": model} if name.startswith("everystop_") else {}

@@ -54,14 +54,14 @@ STATE_FAMILIES: tuple[Family[ServerState], ...] = (
         kind=Kind.COUNTER,
         text="Sequences that the server ended before their time, by the error behind it; ClientGone: the client left",
         source="the end of an answer",
-        read=each(lambda state: state.board.aborted),
+        read=each(lambda state: {} if state.metrics is None else state.board.aborted),
         labels=("error",),
     ),
 )
 
 
 def edge_sheets(state: ServerState) -> list[Sheet]:
-    """Of a server that has its model."""
+    """Of a server, as far as it is: before the model is there, nothing of the engine."""
     sheets = [Sheet(STATE_FAMILIES, state), Sheet(HTTP_FAMILIES, state.http)]
     if state.metrics is not None:
         sheets += [Sheet(LEDGER_FAMILIES, state.metrics.ledger), Sheet(DELIVERY_FAMILIES, state.board.deliveries)]

@@ -53,6 +53,7 @@ CODES: Mapping[str, Meaning] = {
     "headers_too_large": Meaning(431, "target and headers are too large"),
     "generation_failed": Meaning(500, "this request failed alone, such as for numbers that overflowed"),
     "server_error": Meaning(500, "a fault of the server"),
+    "too_many_connections": Meaning(503, "all connections that there may be have requests"),
     "loading": Meaning(503, "the model is being loaded"),
     "draining": Meaning(503, "the server is shutting down"),
     "engine_failed": Meaning(503, "the engine has failed"),

@@ -57,6 +57,10 @@ class HttpVersionUnknown(RequestError):
     """A version of HTTP that is not spoken here (HTTP 505)."""
 
 
+class TooManyConnections(RequestError):
+    """As many connections have requests as there may be connections (HTTP 503)."""
+
+
 class ModelUnknown(RequestError):
     """The request names a model that is not served here (HTTP 404)."""
 
@@ -150,6 +154,7 @@ _WIRE: dict[type, Wire] = {
     Overloaded: Wire(429, "rate_limit_error", "queue_full", 1),
     ClientGone: Wire(LEFT, "client_gone", "client_gone"),  # which nobody sees but whoever counts
     GenerationFailed: Wire(500, "server_error", "generation_failed"),
+    TooManyConnections: Wire(503, "service_unavailable", "too_many_connections"),
     Loading: Wire(503, "service_unavailable", "loading", 1),
     Draining: Wire(503, "service_unavailable", "draining", 5),
     EngineDead: Wire(503, "service_unavailable", "engine_failed", 30),

@@ -10,6 +10,7 @@ import logging
 import socket
 import ssl
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -25,15 +26,18 @@ from everystop.server.errors import (
     HeadersTooLarge,
     HttpVersionUnknown,
     ReceivedTooSlowly,
+    TooManyConnections,
     dialect_of,
     raw_response,
 )
 from everystop.server.framing import JoinedHead, LastSend, UnframedSend
+from everystop.server.listener import max_connections
 from everystop.server.unsent import Unsent, unsent_of
 
 MAX_HEADER_BYTES = 64 * 1024
 PIECE_BYTES = 16 * 1024  # are parsed before what has come is counted; a read may bring more than all bounds
 MAX_PIPELINED = 16
+MAX_REFUSED = 32  # connections beyond all that may be, which are still told why
 MAX_UNSENT_BYTES = 16 * 1024 * 1024  # that wait for one reader
 MAX_UNSENT_BYTES_IN_ALL = 256 * 1024 * 1024
 KEEP_ALIVE_S = 65
@@ -53,7 +57,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     body of a request that offers one. HTTP/1.0 clients get no chunks. A client that takes nothing for `SEND_S`, while
     something waits for it, is cut off; `is_slow` in its scopes tells so. `abort` in a scope drops the connection at
     once, with all that its client has not taken, and `has_left` tells whether it has ended; `unsent` is the
-    account of what is kept for the client by whoever answers.
+    account of what is kept for the client by whoever answers. Where there are as many connections as there may be, a
+    new one takes the place of the one that has been without a request for longest; where all have one, it is refused.
     """
 
     config: HttpConfig
@@ -71,11 +76,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._open_cycles: list[RequestResponseCycle] = []
         self._start_deadline()
+        self.config.idle[self] = None
+        if len(self.connections) > self.config.max_connections:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """This is one more than there may be: whoever has had no request for longest goes, which may be this one."""
+        config, num = self.config, len(self.connections)
+        longest, _ = config.idle.popitem(last=False)
+        if longest is not self:
+            longest.transport.close()
+        elif num <= config.max_connections + config.max_refused:
+            self._refuse(TooManyConnections(f"{num - 1:,} connections have requests, and no more are taken; try again"))
+        else:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell all requests of this connection."""
         self._end_deadline()
         self._end_stall()
+        self.config.idle.pop(self, None)
         for cycle in self._open_cycles:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -194,6 +214,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_headers, self._num_unplaced = False, 0
         self.cycle.transport = JoinedHead(self.transport, self.loop)  # type: ignore[assignment]
         self._open_cycles.append(self.cycle)
+        self.config.idle.pop(self, None)
         if version == "1.0":
             self.cycle.send = UnframedSend(self.cycle)  # type: ignore[method-assign]
         elif self.expect_100_continue:
@@ -220,6 +241,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """One answer has been given."""
         self._open_cycles = [cycle for cycle in self._open_cycles if not cycle.response_complete]
+        if not self._open_cycles and not self.transport.is_closing():
+            self.config.idle[self] = None
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -304,11 +327,16 @@ def watch_peers(sock: socket.socket) -> None:
 
 
 class HttpConfig(uvicorn.Config):
-    """What all connections share: uvicorn's settings, and whom they tell of what they refuse."""
+    """What all connections share: uvicorn's settings, whom they tell of what they refuse, how many there may be, and
+    which of them are `idle`: without a request, whoever has had none for longest first.
+    """
 
     def __init__(self, note_refused: Callable[[RequestError], None], app: ASGIApp, **options: Any) -> None:
         super().__init__(app, **options)
         self.note_refused = note_refused
+        self.max_connections = max_connections()
+        self.max_refused = MAX_REFUSED
+        self.idle: OrderedDict[BoundedHttpProtocol, None] = OrderedDict()
 
 
 class HttpServer(uvicorn.Server):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from everystop.core.durations import NS_PER_S
-from everystop.observe.explain import LIVE, Explanation, explain, state_of
+from everystop.observe.excerpt import excerpt_of
+from everystop.observe.explain import LIVE, MAX_CHOICES, Explanation, explain, last_to_end, state_of
 from everystop.observe.history import Client, History
 from everystop.observe.waiting import WaitingState, waiting_state
 from everystop.server.errors import RequestUnknown
@@ -30,10 +33,11 @@ class Inquiry:
         self._viewer = Viewer(history, caller)
         self._now_ns = time.monotonic_ns()
 
-    def explain(self, name: str) -> Explanation:
-        """The explanation of a request; raises RequestUnknown."""
-        client, viewer = self._client(name), self._viewer
-        return explain(self._history, client.request_ids, now_ns=self._now_ns, name_of=viewer.name_of)
+    def explain(self, name: str) -> Callable[[], Explanation]:
+        """The work of explaining a request as it stands now, which any thread may do; raises RequestUnknown."""
+        request_ids, now_ns = self._client(name).request_ids, self._now_ns
+        excerpt = excerpt_of(self._history, last_to_end(self._history, request_ids, now_ns, MAX_CHOICES))
+        return partial(explain, excerpt, request_ids, now_ns=now_ns, name_of=self._viewer.name_of)
 
     def look(self, name: str) -> dict[str, Any]:
         """Where a request stands; raises RequestUnknown."""
@@ -69,9 +73,9 @@ def _summary(states: list[str]) -> str:
 
 
 def _first_wait(history: History, viewer: Viewer, client: Client, now_ns: int) -> WaitingState | None:
-    """Of the sequences of one request that wait, the first in the queue."""
+    """Of the sequences of one request that wait, the first in the queue, which is in order of their ids."""
     waits = (waiting_state(history, i, now_ns, name_of=viewer.name_of) for i in client.request_ids)
-    return min((wait for wait in waits if wait is not None), key=lambda wait: wait.position, default=None)
+    return next((wait for wait in waits if wait is not None), None)
 
 
 def progress_line(history: History, client: Client) -> str | None:

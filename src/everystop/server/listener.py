@@ -15,6 +15,8 @@ from pathlib import Path
 from everystop.core.errors import ConfigError
 
 BACKLOG = 2048
+RESERVED_FILES = 256  # for all but clients: the model, records, logs, and connections on their way in or out
+MAX_CONNECTIONS = 1 << 20
 UDS_UMASK = 0o117  # the socket's owner and group may connect
 
 
@@ -51,7 +53,8 @@ def listen_at_path(path: str) -> Iterator[socket.socket]:
     _allow_many_connections()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _remove_stale(Path(path))
+        if _is_stale(Path(path)):
+            Path(path).unlink(missing_ok=True)
         umask = os.umask(UDS_UMASK)
         try:
             sock.bind(path)
@@ -62,7 +65,7 @@ def listen_at_path(path: str) -> Iterator[socket.socket]:
         inode = os.stat(path).st_ino
     except OSError as error:
         sock.close()
-        raise ConfigError(f"cannot listen at {path}: {error.strerror or error}; choose another --uds") from None
+        raise _cannot_listen(path, error.strerror or str(error)) from None
     except ConfigError:
         sock.close()
         raise
@@ -75,22 +78,41 @@ def listen_at_path(path: str) -> Iterator[socket.socket]:
                 os.unlink(path)
 
 
-def _remove_stale(path: Path) -> None:
-    """Remove a socket that nobody serves any more; raises ConfigError for anything else that lies there."""
+def check_path(path: str) -> bool:
+    """Whether a dead server left its socket there, which `listen_at_path` replaces; changes nothing. Raises ConfigError
+    where that one would.
+    """
+    folder = Path(path).absolute().parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _cannot_listen(path, f"{folder} is no folder that can be written")
     try:
-        mode = path.stat(follow_symlinks=False).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
+        return _is_stale(Path(path))
+    except OSError as error:
+        raise _cannot_listen(path, error.strerror or str(error)) from None
+
+
+def _cannot_listen(path: str, reason: str) -> ConfigError:
+    return ConfigError(f"cannot listen at {path}: {reason}; choose another --uds")
+
+
+def _is_stale(path: Path) -> bool:
+    """Whether a socket lies there that nobody serves any more; raises ConfigError for anything else that does, and
+    OSError for what can be no path of a socket.
+    """
+    is_there = os.path.lexists(path)
+    if is_there and not stat.S_ISSOCK(path.stat(follow_symlinks=False).st_mode):
         raise ConfigError(f"{path} is there and is no socket; remove it or choose another --uds")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)
-            return
+        except FileNotFoundError:
+            return False
+        except ConnectionRefusedError:
+            return True
         except OSError as error:  # a full backlog, or no right to connect: somebody may be there
+            if not is_there:
+                raise
             raise ConfigError(f"{path} cannot be taken over: {error.strerror or error}; choose another --uds") from None
     raise ConfigError(f"{path} is served by a running server; stop it or choose another --uds")
 
@@ -115,3 +137,11 @@ def _allow_many_connections() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def max_connections() -> int:
+    """How many clients may be connected at once, as the limit on open files says; a quarter of a small one is kept."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, soft - min(RESERVED_FILES, soft // 4))

@@ -141,7 +141,9 @@ COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
         "log-probabilities of the prompt's tokens, and of so many others in the place of each; not in a stream"
     ),
     "logprob_token_ids": fields.only([], why="the best tokens are told, not tokens by name"),
-    "return_tokens_as_token_ids": fields.boolean().described("`logprobs` name tokens as `token_id:7`"),
+    "return_tokens_as_token_ids": fields.boolean().described(
+        "`logprobs`, which must be asked for, name tokens as `token_id:7`"
+    ),
     "return_token_ids": fields.boolean().described("`prompt_token_ids`, and `token_ids` of each choice or chunk"),
     "truncate_prompt_tokens": fields.within(-1, RANGES["max_tokens"][1]).described(
         "at most so many tokens of the prompt are kept; -1: as many as fit"
@@ -167,7 +169,8 @@ COMPLETION_FIELDS: dict[str, Field] = COMMON_FIELDS | {
     "echo": fields.boolean().described("the prompt before the answer, also in `logprobs`"),
     "suffix": fields.only("", why="text is only generated at the end"),
     "add_special_tokens": fields.boolean().described(
-        "false: nothing is put around the text of the prompt, such as a begin-of-text token (default: true)"
+        "false: nothing is put around the text of the prompt, such as a begin-of-text token (default: true); "
+        "nothing is ever put around token ids"
     ),
 }
 CHAT_FIELDS: dict[str, Field] = COMMON_FIELDS | {

@@ -134,7 +134,7 @@ def _read_chat_options(values: dict[str, Any]) -> ChatOptions:
 def _parse_common(values: dict[str, Any], accepted: Accepted, logprobs: int | None, max_tokens: int | None) -> Parsed:
     model = check_model(values.get("model"), accepted)
     chosen = {name: values[name] for name in PARAMETER_FIELDS if name in values}
-    wishes = read_wishes(values, gives_metrics=accepted.gives_metrics)
+    wishes = read_wishes(values, logprobs=logprobs, gives_metrics=accepted.gives_metrics)
     params = replace(
         accepted.defaults,
         **chosen,

@@ -21,7 +21,7 @@ from everystop import __version__
 from everystop.core.errors import EverystopError, RequestError
 from everystop.keys import KeyHash
 from everystop.observe.history import Client
-from everystop.observe.prometheus import render
+from everystop.observe.prometheus import render, render_sheets
 from everystop.server import bodies, protocol, tgi
 from everystop.server.aside import Aside, run_in
 from everystop.server.auth import KeyGuard
@@ -146,13 +146,14 @@ class Endpoints:
         return _json({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus' text format; empty before the model is there. Of figures by tenant a key shows those of its own
-        tenant alone, an administrator's all.
+        """Prometheus' text format; before the model is there, nothing of an engine. Of figures by tenant a key shows
+        those of its own tenant alone, an administrator's all.
         """
-        metrics, text = self._state.metrics, b""
-        if metrics is not None:
-            caller = caller_of(request.scope)
-            name, sheets = self._state.model.accepted.model_names[0], edge_sheets(self._state)
+        metrics, sheets = self._state.metrics, edge_sheets(self._state)
+        if metrics is None:
+            text = render_sheets(sheets)
+        else:
+            caller, name = caller_of(request.scope), self._state.model.accepted.model_names[0]
             text = render(metrics, name, only_tenant=None if caller.sees_all else caller.tenant, sheets=sheets)
         return WholeResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -270,8 +271,9 @@ class Endpoints:
 
     async def explain(self, request: Request) -> Response:
         """Why a request takes, or took, as long as it does."""
-        explanation = self._inquiry(request).explain(request.path_params["id"])
-        return await self._aside.run(request.scope, lambda: _json(explanation.as_data()))
+        self._aside.check()
+        explain = self._inquiry(request).explain(request.path_params["id"])
+        return await self._aside.run(request.scope, lambda: _json(explain().as_data()))
 
     async def request(self, request: Request) -> Response:
         """Where a request stands, and while it waits, for what."""

@@ -40,6 +40,7 @@ SWITCH_INTERVAL_S = 0.0005
 TICK_S = 0.25
 POLL_S = 0.02
 LAST_WORDS_S = 2.0
+INTERRUPTED = 128 + signal.SIGINT
 T = TypeVar("T")
 
 
@@ -47,7 +48,7 @@ class Service:
     """Serves on a listening socket from the first moment; `load` runs in a thread and brings the model.
 
     `say` prints lines for the operator, and `log_request` the fields of a line about a request. `run` returns the exit
-    code: 0 after a drain, 1 when the engine had failed.
+    code: 0 after a drain, 1 when the engine had failed, 130 after an interrupt (SIGINT) while loading.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Service:
         self._supervisor = Supervisor()
         self._watchdog = Watchdog(self.state, crash_files, when_live=lambda: self._supervisor.tell("WATCHDOG=1"))
         self._signals = 0
+        self._first_signal: int | None = None
         self._signalled: asyncio.Event
 
     def _listen_to_ends(self) -> None:
@@ -129,18 +131,21 @@ class Service:
             watching.cancel()
         if loading.done():
             loading.result()
+        if self.state.phase is Phase.LOADING and self._first_signal == signal.SIGINT:
+            return INTERRUPTED
         return 1 if failed else 0
 
-    def request_stop(self) -> None:
+    def request_stop(self, number: int = signal.SIGTERM) -> None:
         """What a signal does: the first call drains, the second ends what still runs."""
         self._signals += 1
+        self._first_signal = self._first_signal or number
         self._signalled.set()
 
     def _handle_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self.request_stop)
+                loop.add_signal_handler(number, self.request_stop, number)
 
     def _start_loading(self) -> asyncio.Future[ServedModel]:
         """Load in a daemon thread, so that a signal need not wait for it."""

@@ -179,7 +179,7 @@ class ChoiceText:
                 break
         if output.finish_reason is not None and self.finish_reason is None:
             text = self._show(self._decoder.flush())
-            self.finish_reason = self.finish_reason or output.finish_reason
+            self.finish_reason = self.finish_reason or output.finish_reason  # `_show` may have met a stop string
             if self._stops is not None:
                 text += self._stops.flush()
             if text:

@@ -83,7 +83,9 @@ GENERATE_PARAMETERS: dict[str, Field] = {
     "truncate": fields.within(1, RANGES["max_tokens"][1]).described("keeps the last tokens of the prompt"),
     "return_full_text": fields.boolean().described("the prompt before the text; on `/` true where it is absent"),
     "details": fields.boolean().described("what is told beside the text; `/generate_stream` tells tokens without it"),
-    "top_n_tokens": fields.within(*RANGES["logprobs"]).described("the likeliest tokens at each position"),
+    "top_n_tokens": fields.within(*RANGES["logprobs"]).described(
+        "the likeliest tokens at each position; needs `details`, or a stream"
+    ),
     "decoder_input_details": fields.boolean().described("`details`, and in them the tokens of the prompt; no stream"),
     "watermark": fields.only(False, why="no watermark is made"),
     "grammar": fields.only(why="answers are not constrained"),
@@ -173,6 +175,9 @@ def _check(asked: Mapping[str, Any], accepted: Accepted, *, samples: bool, strea
     if asked.get("decoder_input_details") and streams:
         message = "decoder_input_details are not streamed; use /generate"
         raise RequestError(message, param="decoder_input_details", code="conflicting_fields")
+    if asked.get("top_n_tokens") and not (streams or asked.get("details") or asked.get("decoder_input_details")):
+        message = f"top_n_tokens needs details = true, or a stream: nothing else tells {asked['top_n_tokens']} tokens"
+        raise RequestError(message, param="top_n_tokens", code="conflicting_fields")
     limit = accepted.max_model_len - 1
     if asked.get("truncate", 0) > limit:
         raise wrong("parameters.truncate", asked["truncate"], f"a whole number from 1 to {limit}")

@@ -80,7 +80,9 @@ class Viewer:
         return self._caller.sees_all or (client is not None and client.owner == self._caller.owner)
 
     def name_of(self, request_id: int) -> str | None:
-        """The id of the answer that a sequence belongs to; None for one that is to be called "another request"."""
+        """The id of the answer that a sequence belongs to; None for one that is to be called "another request". Any
+        thread may ask: who sent a request never changes.
+        """
         trail = self._history.trails.get(request_id)
         client = None if trail is None else trail.client
         if not self.sees(client):

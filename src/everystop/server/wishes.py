@@ -32,8 +32,10 @@ class Wishes:
 NO_WISHES = Wishes()
 
 
-def read_wishes(values: Mapping[str, Any], *, gives_metrics: bool) -> Wishes:
-    """Of a body's fields; `gives_metrics` holds where it is silent. Raises RequestError for what cannot be given."""
+def read_wishes(values: Mapping[str, Any], *, logprobs: int | None, gives_metrics: bool) -> Wishes:
+    """Of a body's fields, and of the `logprobs` that they ask for; `gives_metrics` holds where it is silent. Raises
+    RequestError for what cannot be given.
+    """
     stream, options = values.get("stream", False), values.get("stream_options", {})
     for name in ("stream_options", "stream_interval"):
         if name in values and not stream:
@@ -49,6 +51,13 @@ def read_wishes(values: Mapping[str, Any], *, gives_metrics: bool) -> Wishes:
         raise RequestError(
             "include_metrics needs stream_options.include_usage = true in a stream: it comes with the usage",
             param="include_metrics",
+            code="conflicting_fields",
+        )
+    if values.get("return_tokens_as_token_ids") and logprobs is None:
+        raise RequestError(
+            "return_tokens_as_token_ids needs logprobs, which is where tokens are named; for the ids alone send "
+            "return_token_ids",
+            param="return_tokens_as_token_ids",
             code="conflicting_fields",
         )
     return Wishes(

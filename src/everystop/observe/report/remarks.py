@@ -105,8 +105,6 @@ def equality(comparison: Comparison) -> str:
 def method(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """How it was measured, as (what, how)."""
     yield "policies", ", ".join(comparison.policies)
-    if len(comparison.policies) > 1 and "order" not in comparison.settings:
-        yield "order", "interleaved: every policy once, then again; the baseline is the first"
     yield "repeats", f"{max(len(comparison.runs_of(p)) for p in comparison.policies)} of {comparison.num_repeats_asked}"
     yield "intervals", METHOD
     for name, value in comparison.settings.items():
