@@ -317,3 +317,11 @@ def test_targets_of_a_trace_that_the_policy_does_not_know_are_told(capsys: pytes
     assert "2 requests came with targets, which the policy fair does not know" in capsys.readouterr().out
     assert cli.main([*words, "--policy", "deadline"]) == 0
     assert "came with targets" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--kv-cache-memory=1GiB", "--kv-cache-dtype=int8", "--gpu-memory-utilization=0.5"])
+def test_what_means_nothing_in_virtual_time_is_no_option(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["simulate", "--trace", "none.jsonl", flag])
+    assert end.value.code == 2
+    assert f"unrecognized arguments: {flag}" in capsys.readouterr().err

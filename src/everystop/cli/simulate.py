@@ -31,6 +31,7 @@ WITHOUT = (
     "record_prompts",
     "kv_cache_memory",
     "kv_cache_dtype",
+    "gpu_memory_utilization",
 )  # of these groups, but of no meaning in virtual time
 NUM_CACHE_TOKENS = 524_288
 MAX_SLO_MS = 1_000_000_000
