@@ -525,13 +525,12 @@ void bind_decoder(nb::module_& m) {
       .def("set_blocks", &PyDecoder::set_blocks, "request_id"_a, "first_index"_a, "block_ids"_a,
            "Replaces or extends a request's block table from first_index on.")
       .def("release", &PyDecoder::release, "request_id"_a, "Forgets a request; unknown ids are ignored.")
-      .def(
-          "step", &PyDecoder::step, "rows"_a, "copies"_a.noconvert() = nb::none(), "num_padded_rows"_a = 0,
-          "prompts"_a.noconvert() = nb::none(),
-          "Runs one step over rows, a buffer of int64 [R, 5], after copies int32 [C, 2]; returns for each "
-          "the sampled "
-          "token, -1 for none, -2 where the logits were not finite. prompts int64 [P, 3], as (row, offset in "
-          "the row, count), are tokens behind which the prompt's next token is scored.")
+      .def("step", &PyDecoder::step, "rows"_a, "copies"_a.noconvert() = nb::none(), "num_padded_rows"_a = 0,
+           "prompts"_a.noconvert() = nb::none(),
+           "Runs one step over rows, a buffer of int64 [R, 5], after copies int32 [C, 2]; returns for each "
+           "the sampled token, -1 for none, -2 where the logits were not finite, -3 where every token is "
+           "masked. prompts int64 [P, 3], as (row, offset in the row, count), are tokens behind which the "
+           "prompt's next token is scored.")
       .def("prompt_logprobs", &PyDecoder::prompt_logprobs,
            "What the last step scored, in the order in which it was asked: [(logprob, rank, ((id, logprob), "
            "...)), ...].")

@@ -623,7 +623,8 @@ void Decoder::check_prompts(const PromptLogits* prompts, int64_t num_prompts) co
         p.row >= 0 && p.row < static_cast<int64_t>(rows_.size()) && (i == 0 || prompts[i - 1].row < p.row);
     if (!is_row) require(false, "prompts are scored in the order of their rows, once each");
     const PlannedRow& row = rows_[static_cast<size_t>(p.row)];
-    const int64_t end = std::min(row.num_tokens, row.logits_from);  // of the tokens whose logits nobody samples
+    const int64_t end =
+        std::min(row.num_tokens, row.logits_from);  // of the tokens whose logits nobody samples
     const bool has_tokens = p.from >= 0 && p.count >= 1 && p.count <= end - p.from &&
                             row.start + p.from + p.count < row.request->num_prompt_tokens;
     if (has_tokens && row.request->num_prompt_logprobs >= 0) continue;

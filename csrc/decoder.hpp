@@ -1,7 +1,7 @@
 // One parametric decoder (RMSNorm, rotary attention with grouped KV heads, SiLU-gated MLP) over a paged KV
 // cache, and the state of every request on board. It runs a whole step in one call: block copies, embedding,
-// layers, logits, sampling. The tokens of all rows lie in one packed axis of T; nothing is padded and nothing
-// is allocated in a step, but where one scores more tokens of prompts than any before.
+// layers, logits, sampling. The tokens of all rows lie in one packed axis of T; nothing is padded, and
+// nothing is allocated in a step.
 #pragma once
 
 #include <cstdint>

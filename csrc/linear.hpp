@@ -4,8 +4,8 @@
 // inputs (symmetric, max|x| / 127). Inside a group the dot product is an exact integer; across groups
 //   acc = fma(float(dot), weight_scale * activation_scale, acc)
 // runs in ascending order of groups, and the bias is added last. float32 is one fma chain per output over
-// ascending inputs. So an output depends on its own row of x alone: not on the number of rows, the row's
-// position, the number of threads or how tiles are shared out.
+// ascending inputs (the portable path rounds product and sum apart). So an output depends on its own row of x
+// alone: not on the number of rows, the row's position, the number of threads or how tiles are shared out.
 #pragma once
 
 #include <cstddef>
