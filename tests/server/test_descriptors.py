@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -43,6 +44,16 @@ def test_connections_without_a_request_make_room_for_requests(sent: bytes) -> No
         idle[-1].sendall(HEALTH[len(sent) :] if len(sent) < len(HEALTH) else HEALTH)
         assert idle[-1].recv(65536).startswith(b"HTTP/1.1 200")
         assert idle[0].recv(65536)[:12] in (b"", b"HTTP/1.1 200")
+
+
+def test_a_burst_on_a_full_server_is_answered_whole() -> None:
+    """More at once than there are descriptors kept: each makes its own room before the next is taken."""
+    with ParrotProcess(max_files=NUM_FILES) as server, connected(server.port, NUM_FILES, HEALTH):
+        wait_until(lambda: server.get("/health")[0] == 200)
+        server.signal(signal.SIGSTOP)
+        with connected(server.port, 100, HEALTH) as burst:
+            server.signal(signal.SIGCONT)
+            assert all(one.recv(65536).startswith(b"HTTP/1.1 200") for one in burst)
 
 
 def shut(connection: socket.socket) -> bool:
