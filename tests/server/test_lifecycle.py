@@ -74,7 +74,7 @@ def test_while_loading_health_and_requests_get_503() -> None:
         assert (status, headers["retry-after"]) == (503, "1")
         assert json.loads(body)["error"]["code"] == "loading"
         assert server.get("/v1/models")[0] == 503
-        assert server.metric("ready") == 0
+        assert b"\neverystop_ready 0.0\n" in server.get("/metrics")[1]
         server.load_gate.set()
         wait_until(lambda: server.get("/health")[0] == 200)
         assert server.complete("ab")[1]["choices"][0]["text"] == "ab"
