@@ -23,7 +23,7 @@ from everystop.sim.workloads import Dice, Job, Workload
 SHORT, LONG = 20, 1000
 LENGTHS = (*(SHORT,) * (NUM_SLOTS - 1), LONG)
 LONE_STEPS = (978, 982)
-MOST_OPERATIONS, LEAST_BYTES = 0.1, 0.5
+MOST_OPERATIONS, LEAST_BYTES = 0.1, 0.4
 
 
 def one_batch() -> Workload:
