@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.interrupts import interruptible
 from tests.model.builders import tiny_model, write_folder
 from tests.model.vocabularies import sentencepiece_inner, write_tokenizer
 
@@ -86,17 +87,15 @@ def test_cached_tokens_are_what_the_first_choice_found_as_in_the_servers_usage()
 
 @pytest.mark.parametrize("after_s", [0.002, 0.05, 0.3])
 def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, after_s: float) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background begin with it ignored
     timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT))
 
     def call() -> None:
         timer.start()  # it may fire before this line has ended
         llm.generate(["Once upon a time"] * 64, ENDLESS)
 
-    with pytest.raises(KeyboardInterrupt):
+    with interruptible(), pytest.raises(KeyboardInterrupt):
         call()
     timer.join()
-    signal.signal(signal.SIGINT, before)
     assert answer(llm) == " Paris."
     assert llm.engine._scheduler.requests == {}
     assert llm.engine._scheduler.kv.pool.num_free == llm.capacity.num_blocks

@@ -68,10 +68,11 @@ def test_time_that_the_client_saw_is_explained(served: ServerProcess) -> None:
     causes: set[str] = set()
     for name, took_ns in sent:
         told = explained(served, name)
-        assert told["e2e_ns"] <= took_ns
+        shares = {cause["cause"]: cause["ns"] for cause in told["causes"]}
+        assert told["e2e_ns"] - shares["delivery"] <= took_ns  # the last byte may be read before the server's clock is
         assert told["num_output_tokens"] == len(told["tokens"]) == 20
         assert told["ttft_ns"] <= told["e2e_ns"]
-        causes |= {cause["cause"] for cause in told["causes"]}
+        causes |= set(shares)
     assert {"receive", "prefill", "decode", "others_prefill", "queue.no_slot", "delivery"} <= causes
 
 

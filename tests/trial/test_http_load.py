@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import uvloop
 from benchmarks.loadgen import main
+from tests.interrupts import interruptible
 from tests.trial.fake_server import (
     HEAD,
     LAST_CHUNK,
@@ -383,13 +384,10 @@ def test_ctrl_c_ends_a_load_without_a_traceback_of_the_event_loop(
     """In its midst, in the turn in which it ends, and while its loop is put away."""
     monkeypatch.setattr(Load, "run", play)
     monkeypatch.setattr("everystop.trial.http_load.uvloop.new_event_loop", loop)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with interruptible():
         with pytest.raises(KeyboardInterrupt):
             run_load(make_workload(), Target(url="http://127.0.0.1:1"))
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
     assert capfd.readouterr().err == ""
 
 

@@ -9,15 +9,15 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
+from tests.interrupts import interruptible
 
 from everystop.trial.interrupts import ENDS, ended_in_order, noted_interrupts
 
 
 @pytest.fixture(autouse=True)
 def usual_handler() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+    with interruptible():
+        yield
 
 
 class Thing:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from tests.core.hash_model import HashModelRunner, solo
+from tests.interrupts import interruptible
 from tests.trial.stand import make_engine, make_runner, stragglers
 
 from everystop.core.errors import EngineDead, RequestError
@@ -231,14 +232,11 @@ def test_a_signal_in_the_middle_of_a_run_ends_it() -> None:
         run = EngineRun(late, make_engine(runner, policy), Sampling())
         return run.play(policy, repeat, 4, lambda num_over, num_all: None if timer.ident else timer.start())
 
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with interruptible():
         comparison = compare(
             stragglers(), ["static", "continuous"], 2, play_run, Silent(), num_warm_up_jobs=1, settings={}
         )
-    finally:
-        signal.signal(signal.SIGINT, usual)
-        timer.join()
+    timer.join()
     assert [run.policy for run in comparison.runs] == ["static"]
     assert not runner.known_requests
 
