@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 
-from everystop.core.errors import EverystopError
+from everystop.core.errors import ConfigError, EverystopError
 from everystop.server_url import ServerUrl
 from everystop.sim.workloads import DEFAULT_SEED, MAKERS, Workload, make_workload, read_workload
 from everystop.trial.http_client import Target
 from everystop.trial.http_load import run_load
+from everystop.trial.prompt_forms import PromptForm
 
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 MAX_JOBS = 100_000
 
 
@@ -66,13 +66,16 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stop", type=float, metavar="SECONDS", help="cut off what is under way by then")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, help="sampling seed of every request")
+    parser.add_argument("--prompts", type=PromptForm, choices=list(PromptForm), default=PromptForm.IDS)
     parser.add_argument("--extra", type=json.loads, default={}, help="more fields of every request, as JSON")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that one request may take")
     parser.add_argument("--max-run", type=float, default=1200.0, help="seconds that the run may take")
     parser.add_argument("--allow-remote", action="store_true", help="send load to another machine")
     arguments = parser.parse_args(argv)
-    if ServerUrl.parse(arguments.url).host not in LOOPBACK and not arguments.allow_remote:
-        parser.error(f"{arguments.url} is not this machine; say --allow-remote if it is yours to load")
+    try:
+        ServerUrl.parse(arguments.url).check_load(allow_remote=arguments.allow_remote)
+    except ConfigError as error:
+        parser.error(str(error))
     return arguments
 
 
@@ -89,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         api_key=arguments.api_key,
         temperature=arguments.temperature,
         seed=arguments.seed,
+        form=arguments.prompts,
         extra=arguments.extra,
         timeout_s=arguments.timeout,
         max_run_s=arguments.max_run,

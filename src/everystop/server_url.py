@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 EXAMPLE_URL = "http://127.0.0.1:8000"
 PORTS = {"http": 80, "https": 443}
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,11 @@ class ServerUrl:
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.netloc}{self.prefix}"
+
+    def check_load(self, *, allow_remote: bool) -> None:
+        """Raise ConfigError if load for this server would go to another machine, unless that is allowed."""
+        if self.host not in LOOPBACK and not allow_remote:
+            raise ConfigError(f"--url {self} is not this machine; say --allow-remote if it is yours to load")
 
     def tls(self, ca_file: str | None = None) -> ssl.SSLContext | None:
         """What checks the server's certificate, by the authorities of a PEM file or those of the system; None without

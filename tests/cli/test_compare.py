@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.core.hash_model import HashModelRunner
-from tests.trial.fake_server import fake_server, whole_answer
+from tests.trial.fake_server import HEAD, LAST_CHUNK, ending, event, fake_server, in_chunks, whole_answer
 from tests.trial.stand import make_engine, make_runner, stragglers
 
 from everystop import cli
@@ -175,8 +175,13 @@ def test_requests_that_fail_are_counted_and_end_with_1(compare: Command, capsys:
         (["--policies", "static,fastest"], "'fastest'"),
         (["--policies", "static,static"], "twice"),
         (["--policies", "continuous", "--batch-wait-ms", "3"], "--batch-wait-ms needs --policy static"),
-        (["--api-key", "x"], "concern --url"),
-        (["--ca-file", "x"], "concern --url"),
+        (["--api-key", "x"], "--api-key: only for a server"),
+        (["--ca-file", "x", "--allow-remote"], "--ca-file and --allow-remote: only for a server"),
+        (["--prompts", "text"], "--prompts: only for a server"),
+        (["--extra", "{}"], "--extra: only for a server"),
+        (["--url", "http://127.0.0.1:1", "--extra", "{"], "--extra is no JSON"),
+        (["--url", "http://127.0.0.1:1", "--extra", "[1]"], "must be a JSON object"),
+        (["--url", "http://127.0.0.1:1", "--extra", '{"stream": false, "n": 2}'], "sets n, stream, which"),
         (["--url", "ftp://127.0.0.1:1"], "must be like http://"),
         (["--url", "http://127.0.0.1:99999"], "a port up to 65,535"),
         (["--url", "http://127.0.0.1:80a"], "a port up to 65,535"),
@@ -241,6 +246,32 @@ def test_a_server_is_measured_from_its_clients_side(
     assert run.requests[0].request_id is None
     assert "clients were measured" in capsys.readouterr().out
     assert "secret" not in Path("out/report.json").read_text()
+
+
+def test_a_server_that_takes_no_ids_is_asked_by_text_or_chat(
+    compare: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a refusal of ids says to do is what helps."""
+
+    def answer(request: dict[str, Any]) -> bytes:
+        if "messages" not in request:
+            return b"HTTP/1.1 400 Bad Request\r\nContent-Length: 7\r\n\r\nno ids!"
+        deltas: list[Any] = [{"role": "assistant", "content": ""}, {"reasoning_content": "hm"}, {"content": " yes"}]
+        pieces = b"".join(event({"choices": [{"index": 0, "delta": delta}]}) for delta in deltas)
+        return HEAD + in_chunks(pieces + ending(12, 2), 1 << 20) + LAST_CHUNK
+
+    with fake_server(answer) as server:
+        words = ["--url", server.url, "--workload", "w.jsonl", "--repeats", "1"]
+        assert cli.main(["compare", "--out", "out", *words]) == 1
+        assert "no ids! (prompts were sent as ids; --prompts text or chat may suit" in capsys.readouterr().err
+        server.requests.clear()
+        data = compare(*words, "--prompts", "chat", "--extra", '{"min_p": 0.5}')
+    assert data["settings"]["prompts"] == "chat"
+    assert data["settings"]["extra"] == {"min_p": 0.5}
+    assert data["by_policy"]["server"]["total_output_tokens"] == 16
+    assert [len(line.token_s) for line in from_json(data["comparison"]).runs[0].requests] == [2] * 8
+    names = {"messages", "max_tokens", "temperature", "stream", "stream_options", "min_p"}
+    assert {frozenset(request) for request in server.requests} == {frozenset(names)}
 
 
 def test_no_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

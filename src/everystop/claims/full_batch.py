@@ -22,7 +22,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FULL = 16
 NUM_STEPS = 24
 PROMPT_TOKENS = 8
-MOST_OF_ONE = 0.1
+MOST_OF_ONE = 0.2
 
 
 def equal_answers(num_rows: int) -> Workload:

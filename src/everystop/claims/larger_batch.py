@@ -24,14 +24,14 @@ from everystop.claims.steps import fit_cost, useful_share
 from everystop.observe.comparison import Run
 from everystop.observe.report.grammar import KNOWN_STROKES, Theme
 from everystop.observe.report.sheets import Sheet
-from everystop.observe.report.words import listed, percent
+from everystop.observe.report.words import listed
 
 SIZES, MEASURED_SIZES = (4, 8, 16, 32, 64), (4, 16, 64)
 SMALLEST, LARGEST = SIZES[0], SIZES[-1]
 NUM_SIMULATED, NUM_MEASURED = 2048, 192
 STEP_TOKENS = 1024  # so that a batch of 64 boards in one step
 POLICIES = ("static", "continuous")
-MOST_SHARE, LEAST_GAIN = 0.75, 1.02
+MOST_SHARE, LEAST_GAIN = 0.75, 1.2
 
 Key = tuple[str, int]
 
@@ -71,18 +71,14 @@ def measure(lab: Lab) -> Findings:
         [a / b for a, b in per_repeat(runs, ("static", LARGEST), ("static", SMALLEST), tokens_per_s)],
         "×",
     )
-    gains = {n: gain(runs, n) for n in MEASURED_SIZES}
-    least = measured(
-        "tokens/s of continuous over static at the same size, at the size where that is least",
-        min(gains.values(), key=lambda values: sum(values)),
-        "×",
-    )
+    gains = {n: measured(f"tokens/s of continuous over static, {n} slots", gain(runs, n), "×") for n in MEASURED_SIZES}
     off = max(abs(tokens_per_s(again[key]) / mean(map(tokens_per_s, runs[key])) - 1) for key in keys)
     at = {n: in_words(shares[n], "%") for n in (SMALLEST, LARGEST)}
     return Findings(
         headline=f"With {LARGEST} slots in place of {SMALLEST}, static batching brings {rises.text()} the tokens a "
-        f"second, and the slot-steps that do work go from {at[SMALLEST]} to {at[LARGEST]}; at the same size "
-        f"continuous batching brings at least {least.text()} the tokens a second.",
+        f"second, and the slot-steps that do work go from {at[SMALLEST]} to {at[LARGEST]}; continuous batching brings "
+        f"{listed([each.text() for each in gains.values()])} the tokens a second of static at "
+        f"{listed([str(size) for size in gains])} slots.",
         how=f"Log-normal answers of 8 to 128 tokens. Measured: the first {NUM_MEASURED} requests at "
         f"{listed([str(size) for size in MEASURED_SIZES])} slots, {len(next(iter(runs.values())))} times. Simulated, "
         f"with step times fitted to these runs: all {NUM_SIMULATED:,} at {listed([str(size) for size in SIZES])} "
@@ -92,9 +88,10 @@ def measure(lab: Lab) -> Findings:
             Condition(figure=steepest, at_most=1.0),
             Condition(figure=counted_fall, at_most=MOST_SHARE),
             Condition(figure=rises, at_least=1.0),
-            Condition(figure=least, at_least=LEAST_GAIN),
+            *(Condition(figure=gains[n], at_least=LEAST_GAIN) for n in gains if n != LARGEST),
         ),
         figures=(
+            gains[LARGEST],
             *(share_figure(runs[key], key) for key in keys),
             *(rate_figure(runs[key], key) for key in keys),
             exact(f"tokens/s simulated for the {NUM_MEASURED}, off the measured, at most", off, "%", Source.COMPUTED),
@@ -178,8 +175,8 @@ CLAIM = Claim(
     "as the longest of more answers, so a smaller share of its slots does work.",
     test=f"the share of slot-steps that do work falls at every doubling from {SMALLEST} to {LARGEST} slots "
     f"(simulated), and to at most {MOST_SHARE:g} of what it was (simulated and counted on the server); tokens a "
-    f"second rise from {SMALLEST} to {LARGEST} slots; and continuous batching brings at least "
-    f"{percent(LEAST_GAIN - 1)} more of them at each size measured.",
+    f"second rise from {SMALLEST} to {LARGEST} slots; and continuous batching brings at least {LEAST_GAIN:g} times as "
+    f"many of them at the sizes measured below {LARGEST}, where a step's rows cost less than what they share.",
     measure=measure,
     draw=draw,
 )

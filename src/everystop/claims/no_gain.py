@@ -45,7 +45,7 @@ PLACES = {  # of their names in the picture: how far above their marks, and whic
     CASES[2]: (-0.13, "left"),
     CASES[4]: (-0.06, "center"),
 }
-MOST_GAIN, LEAST_GAIN, MOST_LEFT, LEAST_RECOMPUTED = 1.1, 1.25, 0.85, 0.05
+MOST_GAIN, LEAST_GAIN, MOST_LEFT, LEAST_RECOMPUTED = 1.15, 1.25, 0.85, 0.05
 
 Runs = Mapping[tuple[str, str], Sequence[Run]]
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from everystop.cli import settings, simulate
 from everystop.cli.compare_progress import progress_bars
 from everystop.cli.compare_requests import add_requests, read_requests
+from everystop.cli.compare_server import add_server, on_server
 from everystop.config import Config
 from everystop.config.rules import POLICY_OPTIONS, check_honoured
 from everystop.config.setting import KV_CACHE, MODEL, SCHEDULER
 from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, honouring
-from everystop.server_url import ServerUrl
 
 if TYPE_CHECKING:
     from everystop.observe.comparison import Comparison, Run
@@ -33,8 +33,6 @@ GROUPS = (MODEL, SCHEDULER, KV_CACHE)
 UNUSED = ("policy", "record", "record_prompts")  # a policy is set for each run, and no run is recorded
 WITHOUT = (*UNUSED, "chat_template", "generation_config", "seed")  # of these groups, but with no effect here
 DEFAULT_POLICIES = "static,continuous"
-SERVER = "server"
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 MAX_REPEATS = 1000
 
 
@@ -76,18 +74,6 @@ def add_method(group: Any) -> None:
     add("--out", metavar="DIR", type=Path, required=True, help="folder for report.json and the other files")
 
 
-def add_server(group: Any) -> None:
-    """Where else the requests may go."""
-    add = group.add_argument
-    add(
-        "--url",
-        help="any OpenAI-compatible server that takes token ids as prompts; only what its clients see is measured",
-    )
-    add("--api-key", dest="url_key", metavar="KEY", help="sent as Bearer token (default: EVERYSTOP_API_KEY)")
-    settings.add_ca_file(group, dest="url_ca_file")
-    add("--allow-remote", action="store_true", help="send load to another machine")
-
-
 def engine_fields() -> Iterator[dataclasses.Field[Any]]:
     """The settings of `serve` that decide what the engine does here."""
     for field in settings.flag_fields():
@@ -105,7 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with progress_bars(arguments.repeats, show=sys.stderr.isatty()) as watcher:
             if arguments.url is not None:
-                comparison = on_server(arguments, workload, watcher)
+                refuse_engine_options(arguments)
+                comparison = on_server(arguments, workload, watcher, method(arguments, workload, None))
             else:
                 comparison = on_engine(arguments, workload, max_num_seqs, watcher)
     except KeyboardInterrupt:
@@ -119,6 +106,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not comparison.is_complete:
         return 130
     return 0 if comparison.equality().holds and not comparison.num_errors else 1
+
+
+def refuse_engine_options(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for options that only an engine of our own has."""
+    for field in engine_fields():
+        if hasattr(arguments, field.name):
+            raise ConfigError(f"{field.metadata['flag']} has no effect with --url: the server has settings of its own")
 
 
 def make_folder(folder: Path) -> None:
@@ -213,47 +207,6 @@ def engine_settings(configs: Mapping[str, Config]) -> dict[str, Any]:
         "max_num_batched_tokens": first.max_num_batched_tokens,
         "block_size": first.block_size,
     }
-
-
-def on_server(arguments: argparse.Namespace, workload: Workload, watcher: Watcher) -> Comparison:
-    """What the clients of a running server see."""
-    url = check_url(arguments)
-    key, tls = settings.key_to_send(arguments.url_key), url.tls(arguments.url_ca_file)
-    from everystop.trial.http_client import Target
-    from everystop.trial.on_server import run_on_server
-    from everystop.trial.repeats import compare
-
-    target = Target(url=str(url), tls=tls, model=arguments.model, api_key=key, timeout_s=3600.0, max_run_s=86_400.0)
-    name = arguments.policies or SERVER
-
-    def play(workload: Workload, policy: str, repeat: int, progress: Callable[[int, int], None]) -> Run:
-        return run_on_server(workload, target, policy, repeat, progress)
-
-    return compare(
-        workload,
-        [name],
-        arguments.repeats,
-        play,
-        watcher,
-        num_warm_up_jobs=16,
-        settings={"backend": "openai", "url": str(url), "model_id": arguments.model}
-        | method(arguments, workload, None),
-    )
-
-
-def check_url(arguments: argparse.Namespace) -> ServerUrl:
-    """The server to ask; raises ConfigError, also for options that only an engine of our own has."""
-    url = ServerUrl.parse(arguments.url)
-    if url.host not in LOOPBACK and not arguments.allow_remote:
-        raise ConfigError(f"--url {url} is not this machine; say --allow-remote if it is yours to load")
-    for field in engine_fields():
-        if hasattr(arguments, field.name):
-            raise ConfigError(f"{field.metadata['flag']} has no effect with --url: the server has settings of its own")
-    if hasattr(arguments, "seed") or arguments.temperature:
-        raise ConfigError("--url asks for greedy outputs; leave --temperature and --seed out")
-    if arguments.policies is not None and "," in arguments.policies:
-        raise ConfigError("--policies names several, but a server has one; give the one name to show it under")
-    return url
 
 
 def method(arguments: argparse.Namespace, workload: Workload, seed: int | None) -> dict[str, Any]:

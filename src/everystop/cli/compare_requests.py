@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everystop.cli import simulate
+from everystop.cli.compare_server import check_server_options
 from everystop.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,9 +76,7 @@ def refuse_idle_options(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--temperature is {arguments.temperature:g}; it must be 0 to 100")
     if hasattr(arguments, "seed") and not arguments.temperature:
         raise ConfigError("--seed has no effect on greedy outputs; raise --temperature or leave it out")
-    concern_url = (arguments.url_key, arguments.url_ca_file, arguments.allow_remote or None)
-    if arguments.url is None and any(option is not None for option in concern_url):
-        raise ConfigError("--api-key, --ca-file and --allow-remote concern --url; give it or leave them out")
+    check_server_options(arguments)
 
 
 def with_clients(workload: Workload, num_clients: int | None) -> Workload:

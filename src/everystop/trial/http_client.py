@@ -15,13 +15,30 @@ import msgspec
 
 from everystop.server_url import ServerUrl
 from everystop.sim.workloads import Job
+from everystop.trial.prompt_forms import PromptForm
+
+
+class Delta(msgspec.Struct):
+    """A piece of a chat's message: of the answer itself, or of what some servers send as the thinking before it."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class Choice(msgspec.Struct):
-    """What is read of a chunk's choice."""
+    """What is read of a chunk's choice, of a completion or a chat."""
 
     text: str | None = None
+    delta: Delta | None = None
     finish_reason: str | None = None
+
+    @property
+    def piece(self) -> str:
+        """Its text, whatever it is part of."""
+        if self.delta is None:
+            return self.text or ""
+        return (self.delta.reasoning_content or self.delta.reasoning or "") + (self.delta.content or "")
 
 
 class Usage(msgspec.Struct):
@@ -46,9 +63,10 @@ decode_chunk = msgspec.json.Decoder(Chunk).decode
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """The server (raises ConfigError for a `url` that is none), and what is added to each request. `tls` checks the
-    certificate of an https server, if it is not one that the system trusts. `timeout_s` ends one request, `max_run_s`
-    the run; `stop_s` cuts off what is under way by then, which is no error. `tenant_header` carries the name of a job's
-    tenant; a request is named by its job's index behind `id_prefix`, where there is one.
+    certificate of an https server, if it is not one that the system trusts. `form` is what prompts are sent as, `extra`
+    are more fields of every request. `timeout_s` ends one request, `max_run_s` the run; `stop_s` cuts off what is under
+    way by then, which is no error. `tenant_header` carries the name of a job's tenant; a request is named by its job's
+    index behind `id_prefix`, where there is one.
     """
 
     url: str
@@ -57,6 +75,7 @@ class Target:
     api_key: str | None = None
     temperature: float = 0.0
     seed: int | None = None
+    form: PromptForm = PromptForm.IDS
     extra: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 300.0
     max_run_s: float = 1200.0
@@ -78,10 +97,8 @@ class Target:
     def request(self, job: Job, index: int = 0) -> bytes:
         """The HTTP request for a job, which is number `index` of its workload."""
         body: dict[str, Any] = {
-            "prompt": job.prompt,
-            "max_tokens": job.max_tokens,
+            **self.form.fields(job),
             "temperature": self.temperature,
-            "ignore_eos": job.ignore_eos,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -97,7 +114,7 @@ class Target:
         tenant = f"{self.tenant_header}: {job.tenant}\r\n" if self.tenant_header and job.tenant else ""
         name = f"x-request-id: {self.request_id(index)}\r\n" if self.id_prefix is not None else ""
         head = (
-            f"POST {self.where.prefix}/v1/completions HTTP/1.1\r\nHost: {self.where.netloc}\r\n{key}{tenant}{name}"
+            f"POST {self.where.prefix}{self.form.path} HTTP/1.1\r\nHost: {self.where.netloc}\r\n{key}{tenant}{name}"
             f"Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: {len(data)}\r\n\r\n"
         )
         return head.encode() + data
@@ -231,9 +248,9 @@ class Connection(asyncio.Protocol):
         if chunk.usage is not None:
             record.usage = chunk.usage
         for choice in chunk.choices:
-            if choice.text:
+            if piece := choice.piece:
                 record.event_s.append(self._read_s)
-                record.text += choice.text
+                record.text += piece
             record.finish_reason = choice.finish_reason or record.finish_reason
 
     def on_message_complete(self) -> None:
