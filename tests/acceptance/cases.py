@@ -255,8 +255,8 @@ CASES = (
     ),
     Case(
         58,
-        "SIGTERM with 3 running and 3 queued; a second SIGTERM",
-        "503 for newcomers, all six whole, exit 0; then an error for each at once",
+        "SIGTERM with 3 running and 3 queued; a second SIGTERM, or the end of the time for it",
+        "503 with Retry-After for newcomers, all six whole, exit 0; then an error for each at once",
         ("the drain waits for nobody",),
     ),
     Case(

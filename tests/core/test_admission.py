@@ -50,6 +50,20 @@ def test_missing_max_tokens_means_as_many_as_fit() -> None:
     assert len(harness.output(2)) == 30
 
 
+@pytest.mark.parametrize("max_tokens", [None, 54])
+def test_at_least_so_many_tokens_must_fit_beside_the_prompt(max_tokens: int | None) -> None:
+    harness = Harness(make_scheduler(num_blocks=4, block_size=16, max_model_len=512))
+    if max_tokens is None:
+        with pytest.raises(
+            NeverFits, match=r"10 prompt tokens \+ min_tokens 55 = 65\b.* 64 fit; lower min_tokens to 54"
+        ):
+            harness.add(make_request(0, 10, min_tokens=55))
+    harness.add(make_request(1, 10, max_tokens=max_tokens, min_tokens=54))
+    harness.run()
+    assert len(harness.output(1)) == 54
+    assert [e.code for e in harness.events if isinstance(e, RefuseEvent)] == ["NeverFits"] * (max_tokens is None)
+
+
 def test_prompt_without_tokens_is_refused() -> None:
     harness = Harness(make_scheduler())
     with pytest.raises(RequestError, match="no tokens"):

@@ -91,7 +91,7 @@ def test_where_all_have_requests_one_more_is_told_so_and_costs_no_place(small: P
         for _ in range(20):
             status, headers, body = small.request("GET", "/health")
             assert (status, json.loads(body)["error"]["code"]) == (503, "too_many_connections")
-            assert headers["connection"] == "close"
+            assert (headers["connection"], headers["retry-after"]) == ("close", "1")
         assert len(small.scheduler.requests) == 3
     wait_until(lambda: small.get("/health")[0] == 200)
     assert small.metric("http_errors_total", "TooManyConnections") == 20

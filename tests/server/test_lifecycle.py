@@ -257,6 +257,27 @@ def test_metrics_that_fail_stop_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         assert server.complete("ab")[1]["choices"][0]["text"] == "ab"
 
 
+def test_a_fault_in_one_of_the_servers_own_affairs_ends_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> None:
+        raise ValueError("a number that is none")
+
+    monkeypatch.setattr("everystop.server.service.StatusLine.next", fail)
+    gate = threading.Event()
+    with parrot(stats_interval=0.2, stall_timeout=600.0) as server:
+        server.runner.step_s = 0.002
+        stream = Stream(server, ignore_eos=True)
+        assert stream.started.wait(60)
+        wait_until(lambda: "own affairs" in caplog.text)
+        server.let_tick(4)
+        server.runner.before_step = lambda plan: (gate.wait(60), None)[1]
+        server.service.state.stall_clock.timeout_s = 0.5
+        assert stream.events()[-2]["error"]["code"] == "engine_failed", "those who wait in vain are ended all the same"
+        server.service.state.stall_clock.timeout_s = 600.0
+        gate.set()
+
+
 def test_keep_alive_connections_serve_many_requests(server: ParrotServer) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     for i in range(5):

@@ -377,6 +377,16 @@ def test_prompt_is_cut_to_what_fits(server: ParrotServer, max_tokens: int | None
     assert body["usage"]["prompt_tokens"] == num_kept
 
 
+def test_prompt_is_cut_to_what_a_small_cache_holds_beside_the_answer() -> None:
+    with parrot(num_blocks=16) as server:  # 256 tokens, and a context of 1,024
+        for more, num_kept, num_output in (({"max_tokens": 6}, 250, 6), ({"min_tokens": 9}, 247, 9), ({}, 255, 1)):
+            fields = {"truncate_prompt_tokens": -1, "ignore_eos": True, **more}
+            status, body = server.complete([97] * 3000, **fields)
+            assert status == 200, body
+            assert body["usage"]["prompt_tokens"] == num_kept
+            assert body["usage"]["completion_tokens"] == num_output
+
+
 # ------------------------------------------------------------------------- out of order
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from tests.server.parrot import EOS, VOCAB, ParrotServer, parrot
 
 from everystop.core.errors import RequestError
 from everystop.core.plan import NO_TOKEN_LEFT
+from everystop.core.request import SamplingParams
 from everystop.server.json_body import MAX_JSON_MARKS, parse_json
 from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS, PARAMETER_FIELDS
 
@@ -339,6 +341,30 @@ def test_refusal_by_the_engine_is_a_plain_400_that_names_the_field(server: Parro
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
     error = error_of(server.complete([97] * 1000, max_tokens=100, stream=stream))
     assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_min_tokens_that_do_not_fit_beside_the_prompt_are_refused_with_the_numbers(
+    server: ParrotServer, stream: bool
+) -> None:
+    error = error_of(server.complete("abc", min_tokens=1022, stream=stream))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "min_tokens")
+    assert all(number in error["message"] for number in ("min_tokens 1,022", "1,025", "1,024", "1,021"))
+    error = error_of(server.complete(["abc", "a" * 1000], min_tokens=25))
+    assert "to 24" in error["message"], "of two prompts the one that leaves too little room"
+    usage = server.complete("a" * 1020, min_tokens=4, ignore_eos=True)[1]["usage"]
+    assert usage["completion_tokens"] == 4
+
+
+def test_the_length_that_a_model_recommends_gives_way_to_min_tokens() -> None:
+    with parrot() as server:
+        model = server.service.state.model
+        accepted = replace(model.accepted, defaults=SamplingParams(max_tokens=5))
+        server.service.state._model = replace(model, accepted=accepted)
+        for fields, num_tokens in (({}, 5), ({"min_tokens": 9}, 9), ({"max_tokens": 7}, 7)):
+            usage = server.complete("abc", ignore_eos=True, **fields)[1]["usage"]
+            assert usage["completion_tokens"] == num_tokens
+        assert error_of(server.complete("abc", min_tokens=5000))["param"] == "min_tokens"
 
 
 def test_text_far_beyond_the_context_is_refused_before_tokenizing(server: ParrotServer) -> None:

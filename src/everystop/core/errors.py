@@ -56,14 +56,14 @@ class PromptTooLong(RequestError):
 
 
 class NeverFits(RequestError):
-    """Prompt and `max_tokens` together exceed what an empty server could hold."""
+    """Prompt and `max_tokens`, or the field of that `name`, together exceed what an empty server could hold."""
 
-    def __init__(self, num_prompt_tokens: int, max_tokens: int, limit_tokens: int) -> None:
+    def __init__(self, num_prompt_tokens: int, num_tokens: int, limit_tokens: int, *, name: str = "max_tokens") -> None:
         super().__init__(
-            f"{num_prompt_tokens:,} prompt tokens + max_tokens {max_tokens:,} = {num_prompt_tokens + max_tokens:,}, "
-            f"but at most {limit_tokens:,} fit; lower max_tokens to {limit_tokens - num_prompt_tokens:,}, shorten "
+            f"{num_prompt_tokens:,} prompt tokens + {name} {num_tokens:,} = {num_prompt_tokens + num_tokens:,}, "
+            f"but at most {limit_tokens:,} fit; lower {name} to {limit_tokens - num_prompt_tokens:,}, shorten "
             "the prompt, or raise --max-model-len or --kv-cache-memory",
-            param="max_tokens",
+            param=name,
             code="context_length_exceeded",
         )
 

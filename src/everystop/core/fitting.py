@@ -11,8 +11,9 @@ from everystop.core.errors import NeverFits, PromptTooLong, RequestError
 from everystop.core.request import SamplingParams
 
 
-def check_fits(num_prompt_tokens: int, max_tokens: int | None, limit_tokens: int) -> int:
-    """How many tokens the answer may have: `max_tokens`, or where that is None all that fit beside the prompt.
+def check_fits(num_prompt_tokens: int, max_tokens: int | None, limit_tokens: int, *, min_tokens: int = 0) -> int:
+    """How many tokens the answer may have: `max_tokens`, or where that is None all that fit beside the prompt, of which
+    there must be at least `min_tokens`.
 
     `limit_tokens` is the longest sequence that an empty system holds. Raises PromptTooLong, NeverFits, and RequestError
     for a prompt without tokens.
@@ -22,6 +23,8 @@ def check_fits(num_prompt_tokens: int, max_tokens: int | None, limit_tokens: int
     if num_prompt_tokens >= limit_tokens:
         raise PromptTooLong(num_prompt_tokens, limit_tokens)
     if max_tokens is None:
+        if num_prompt_tokens + min_tokens > limit_tokens:
+            raise NeverFits(num_prompt_tokens, min_tokens, limit_tokens, name="min_tokens")
         return limit_tokens - num_prompt_tokens
     if num_prompt_tokens + max_tokens > limit_tokens:
         raise NeverFits(num_prompt_tokens, max_tokens, limit_tokens)

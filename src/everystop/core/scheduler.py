@@ -161,7 +161,10 @@ class Scheduler:
         self.roster.events.append(RefuseEvent(now_ns, request.request_id, type(error).__name__, request.tenant))
 
     def _check_fits(self, request: Request) -> None:
-        request.max_tokens = check_fits(request.num_prompt_tokens, request.params.max_tokens, self.limit_tokens)
+        params = request.params
+        request.max_tokens = check_fits(
+            request.num_prompt_tokens, params.max_tokens, self.limit_tokens, min_tokens=params.min_tokens
+        )
 
     def abort(self, request_id: int, now_ns: int) -> bool:
         """End a request in whatever state it is; False if it is unknown or already finished."""

@@ -154,7 +154,7 @@ _WIRE: dict[type, Wire] = {
     Overloaded: Wire(429, "rate_limit_error", "queue_full", 1),
     ClientGone: Wire(LEFT, "client_gone", "client_gone"),  # which nobody sees but whoever counts
     GenerationFailed: Wire(500, "server_error", "generation_failed"),
-    TooManyConnections: Wire(503, "service_unavailable", "too_many_connections"),
+    TooManyConnections: Wire(503, "service_unavailable", "too_many_connections", 1),
     Loading: Wire(503, "service_unavailable", "loading", 1),
     Draining: Wire(503, "service_unavailable", "draining", 5),
     EngineDead: Wire(503, "service_unavailable", "engine_failed", 30),
@@ -236,9 +236,10 @@ def raw_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> bytes:
     """The whole HTTP answer, after which the connection ends, to what never became a request."""
     wire = _wire(error)
     body = json.dumps(error_object(error, dialect)).encode()
+    advice = "" if wire.retry_after_s is None else f"retry-after: {wire.retry_after_s}\r\n"
     head = (
         f"HTTP/1.1 {wire.status} {HTTPStatus(wire.status).phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        f"content-length: {len(body)}\r\n{advice}connection: close\r\n\r\n"
     )
     return head.encode() + body
 

@@ -54,7 +54,7 @@ def _prepare(model: ServedModel, parsed: Parsed, admit: Callable[[int], None]) -
         params = replace(params, bad_word_ids=bad_word_ids(parsed.bad_words, spell))
     params = _with_default_length(params, prompts, model)
     for prompt in prompts:
-        check_fits(len(prompt), params.max_tokens, model.limit_tokens)
+        check_fits(len(prompt), params.max_tokens, model.limit_tokens, min_tokens=params.min_tokens)
     return Prepared(parsed, prompts, params)
 
 
@@ -79,7 +79,8 @@ def _cut(model: ServedModel, parsed: Parsed, prompt: tuple[int, ...], *, is_text
     """What is kept of a prompt; what the tokenizer puts before a text stays there."""
     if parsed.truncation is None:
         return prompt
-    num_fitting = max(1, model.accepted.max_model_len - max(1, parsed.params.max_tokens or 1))
+    num_output = max(1, parsed.params.max_tokens or parsed.params.min_tokens)
+    num_fitting = max(1, model.limit_tokens - num_output)
     return parsed.truncation.cut(prompt, num_fitting, model.encode("", add_special=True) if is_text else ())
 
 
@@ -94,8 +95,10 @@ def check_length(name: str, length: int, limit_tokens: int) -> None:
 
 
 def _with_default_length(params: SamplingParams, prompts: list[tuple[int, ...]], model: ServedModel) -> SamplingParams:
-    """Where a request is silent, the model's recommended output length as far as it fits; else all that fits."""
-    default = model.accepted.defaults.max_tokens
-    if params.max_tokens is not None or default is None:
+    """Where a request is silent, the model's recommended output length, or `min_tokens` if that is more, as far as it
+    fits; else all that fits.
+    """
+    default, num_left = model.accepted.defaults.max_tokens, model.limit_tokens - max(map(len, prompts))
+    if params.max_tokens is not None or default is None or params.min_tokens > num_left:
         return params
-    return replace(params, max_tokens=max(1, min(default, model.limit_tokens - max(map(len, prompts)))))
+    return replace(params, max_tokens=max(1, min(max(default, params.min_tokens), num_left)))

@@ -88,6 +88,8 @@ class Service:
         self._listen_to_ends()
         self._supervisor = Supervisor()
         self._watchdog = Watchdog(self.state, crash_files, when_live=lambda: self._supervisor.tell("WATCHDOG=1"))
+        self._status: StatusLine | None = None
+        self._next_line_s = 0.0
         self._signals = 0
         self._first_signal: int | None = None
         self._signalled: asyncio.Event
@@ -203,24 +205,35 @@ class Service:
 
     async def _tick(self) -> None:
         """Count events, print the status line, and end those who wait for an engine that does not get on, or for whom
-        too much waits.
+        too much waits; a fault in one of these ends neither the others nor itself for good.
         """
-        status: StatusLine | None = None
-        next_line_s, interval_s = 0.0, self._config.stats_interval
+        affairs: tuple[Callable[[], None], ...] = (
+            self._look,
+            self._end_the_stuck,
+            self._http.cut_off_laggards,
+            self._say_status,
+        )
         while True:
             self.state.stall_clock.turn()
-            self._look()
-            self._end_the_stuck()
-            self._http.cut_off_laggards()
-            metrics, now_s = self.state.metrics, time.monotonic()
-            if metrics is not None and status is None:
-                status, next_line_s = StatusLine(metrics, now_s), now_s + interval_s
-            if status is not None and interval_s > 0 and now_s >= next_line_s:
-                next_line_s = now_s + interval_s
-                line = status.next(now_s)
-                if line is not None:
-                    self._say(line)
+            for see_to_it in affairs:
+                try:
+                    see_to_it()
+                except Exception:
+                    logger.exception("the server could not see to its own affairs; serving goes on")
             await asyncio.sleep(TICK_S)
+
+    def _say_status(self) -> None:
+        """The status line, where its time has come."""
+        metrics, now_s, interval_s = self.state.metrics, time.monotonic(), self._config.stats_interval
+        if metrics is None or interval_s <= 0:
+            return
+        if self._status is None:
+            self._status, self._next_line_s = StatusLine(metrics, now_s), now_s + interval_s
+        elif now_s >= self._next_line_s:
+            self._next_line_s = now_s + interval_s
+            line = self._status.next(now_s)
+            if line is not None:
+                self._say(line)
 
     def _end_the_stuck(self) -> None:
         clock = self.state.stall_clock
