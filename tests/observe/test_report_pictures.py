@@ -17,6 +17,7 @@ from everystop.observe.report.drawing import nice_step
 from everystop.observe.report.grammar import DARK, INLINE, INLINE_NAMES, LIGHT, LOOKS, strokes
 from everystop.observe.report.inline_svg import inline_svg
 from everystop.observe.report.pictures import NARROW, draw_all, pictures, twin_slot_chart, write_files
+from everystop.observe.report.remarks import caption
 from everystop.observe.report.request_pictures import changes, shown_rows, tally
 from everystop.observe.report.sheets import drawing_style
 from everystop.observe.report.shown import shown_runs
@@ -68,6 +69,24 @@ def test_all_words_are_large_enough_and_on_the_sheet(pair: Comparison, three: Co
                 sheet = picture.draw(LIGHT, picture.width if width == "wide" else NARROW)
                 sheet.figure.canvas.draw()
                 assert_readable(picture.name, sheet.figure)
+
+
+@pytest.mark.parametrize("width", ["wide", "narrow"])
+@pytest.mark.parametrize(("ttft_ms", "itl_ms"), [(500.0, 1.0), (0.5, 100_000.0), (None, 40.0)])
+def test_what_is_demanded_is_marked_among_the_durations(
+    pair: Comparison, ttft_ms: float | None, itl_ms: float, width: str
+) -> None:
+    from matplotlib.text import Text
+
+    demanding = replace(pair, settings=dict(pair.settings) | {"slo_ttft_ms": ttft_ms, "slo_itl_ms": itl_ms})
+    [picture] = [each for each in pictures(demanding) if each.name == "durations"]
+    with drawing_style():
+        sheet = picture.draw(LIGHT, picture.width if width == "wide" else NARROW)
+        sheet.figure.canvas.draw()
+        assert_readable(picture.name, sheet.figure)
+    said = [text.get_text() for text in sheet.figure.findobj(Text) if text.get_text().startswith("SLO ")]
+    assert said == [f"SLO {in_time(ms / 1e3)}" for ms in (ttft_ms, itl_ms) if ms is not None]
+    assert "A dotted line is what was demanded (SLO)." in caption(demanding, "durations")
 
 
 def assert_readable(name: str, figure: object) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everystop.observe.comparison import Comparison, Run
+from everystop.observe.goodput import demands_s
 from everystop.observe.report.curve_pictures import NOTHING_S, cumulative_tokens, distribution, occupancy, quantiles_px
 from everystop.observe.report.curves import MEASURES
 from everystop.observe.report.drawing import SMALL, TITLE, text_px
@@ -218,6 +219,7 @@ def _over_time(runs: Sequence[Run], curve: Callable[..., None]) -> Draw:
 def _distributions(comparison: Comparison) -> Draw:
     runs = {policy: comparison.runs_of(policy) for policy in comparison.policies}
     measures = [m for m in MEASURES if any(m.values(run) for of_policy in runs.values() for run in of_policy)]
+    demands = demands_s(comparison.settings)
 
     def draw(theme: Theme, width: float) -> Sheet:
         columns = 2 if width > HALF else 1
@@ -231,7 +233,7 @@ def _distributions(comparison: Comparison) -> Draw:
         for i, measure in enumerate(measures):
             left = (i % columns) * (cell_width + 12) + LEFT
             axes = sheet.axes(left, (i // columns) * cell_height + above, cell_width - LEFT - RIGHT, 200)
-            distribution(runs, measure, axes, theme)
+            distribution(runs, measure, axes, theme, demand_s=demands.get(measure.key))
         sheet.legend(entries, 12, rows * cell_height)
         return sheet
 
