@@ -13,7 +13,7 @@ import pytest
 from tests.observe.report_runs import make_comparison, mixed
 
 from everystop.observe.comparison import Comparison
-from everystop.observe.report.drawing import nice_step
+from everystop.observe.report.drawing import colour_of, nice_step
 from everystop.observe.report.grammar import DARK, INLINE, INLINE_NAMES, LIGHT, LOOKS, strokes
 from everystop.observe.report.inline_svg import inline_svg
 from everystop.observe.report.pictures import NARROW, draw_all, pictures, twin_slot_chart, write_files
@@ -203,8 +203,8 @@ def test_words_and_outlines_stand_out(theme: object) -> None:
     assert contrast(theme.ink, theme.page) >= 7
     assert contrast(theme.faint, theme.page) >= 4.5
     assert contrast(theme.outline, theme.page) >= 3
-    for policy_stroke in strokes(("static", "continuous")).values():
-        assert contrast(policy_stroke.colour, theme.page) >= 3
+    for policy_stroke in strokes(("static", "continuous", "fair")).values():
+        assert contrast(colour_of(policy_stroke, theme), theme.page) >= 3
     hatched: Sequence[str] = [look.fill or "" for look in LOOKS.values() if look.hatch]
     assert all(contrast(fill, "#FFFFFF") >= 4.5 for fill in hatched)
 
