@@ -21,6 +21,7 @@ from everystop.observe.report.remarks import caption
 from everystop.observe.report.request_pictures import changes, shown_rows, tally
 from everystop.observe.report.sheets import drawing_style
 from everystop.observe.report.shown import shown_runs
+from everystop.observe.report.slot_picture import lanes_of, slot_chart
 from everystop.observe.report.use_picture import slot_shares
 from everystop.observe.report.words import in_time, listed, percent, significant
 
@@ -145,6 +146,22 @@ def test_a_picture_in_a_page_follows_its_colours_and_keeps_its_words(pair: Compa
 
 def words_of(root: ElementTree.Element) -> list[str]:
     return ["".join(element.itertext()) for element in root.iter() if element.tag.endswith("text")]
+
+
+def test_who_waits_is_drawn_to_the_scale_of_the_fullest_waiting_room(pair: Comparison) -> None:
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Polygon
+
+    run = shown_runs(pair)[0]
+    lanes = lanes_of(run)
+    heights = []
+    for max_waiting in (0, 2 * lanes.most_waiting):
+        axes = Figure(figsize=(12, 4)).add_subplot()
+        slot_chart(run, axes, LIGHT, lanes=lanes, max_waiting=max_waiting)
+        [room] = [patch for patch in axes.patches if isinstance(patch, Polygon)]
+        ys = room.get_xy()[:, 1]
+        heights.append(max(ys) - min(ys))
+    assert heights[0] == pytest.approx(2 * heights[1])
 
 
 def test_what_belongs_to_a_request_can_be_found_in_the_page(pair: Comparison) -> None:
