@@ -15,7 +15,7 @@ MAX_SAVED_NS = NS_PER_S // 50
 
 
 class Blame:
-    """Sets `blame` of requests within a `share` of the thread's time, 0.3 % of it unless said: of the last 30 that ended
+    """Sets `blame` of requests within a `share` of the thread's time, 0.3 % of it unless said: of the last 30 to end
     the slowest first, so that what a page lists does not wait for what it lists no more.
 
     Where more requests end than there is time for, the fastest stay without.
