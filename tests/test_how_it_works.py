@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.claims.labs import make_lab
+from tests.claims.labs import figures_of, make_lab
 from tools.figures import DOCS, QUOTE, filled, with_claims
 
 from everystop.claims.lab import Trial
+from everystop.claims.results import read_results
 from everystop.claims.steps import decode_steps, steps_of, useful_share
 from everystop.claims.straggler import LENGTHS, one_batch
 from everystop.observe import formulas
@@ -54,6 +55,14 @@ def test_the_worked_example_is_what_formulas_and_scheduler_give() -> None:
     [run] = make_lab().runs({"": Trial(one_batch(), "static")})[""]
     assert len(decode_steps(run, 1)) == formulas.static_steps(LENGTHS, SLOTS) - 20 == 980
     assert useful_share(run) == pytest.approx(formulas.static_occupancy(LENGTHS, SLOTS), rel=2e-3)
+
+
+def test_the_measured_run_is_what_the_formulas_give() -> None:
+    found = figures_of(read_results(DOCS)[1].findings)
+    assert found["all steps"].value == pytest.approx(formulas.static_steps(LENGTHS, SLOTS), abs=2)
+    assert found["steps of a single row"].value == pytest.approx(formulas.static_steps(LENGTHS, SLOTS) - 20, abs=2)
+    useful = found["slot-steps that bring a token"].value
+    assert useful == pytest.approx(formulas.static_occupancy(LENGTHS, SLOTS), abs=1e-3)
 
 
 def test_steps_static_over_steps_continuous_is_what_the_scheduler_takes() -> None:

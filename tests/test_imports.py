@@ -44,6 +44,7 @@ ALLOWED = {
     },
     "everystop.backend": {"everystop.config", ERRORS},
     "everystop.machine": set(),
+    "everystop.origin": set(),
     "everystop.keys": {ERRORS},
     "everystop.server_url": {ERRORS},
     # Looks at all that a server needs, so it knows of each part that has needs of its own.
@@ -53,6 +54,7 @@ ALLOWED = {
         "everystop.config",
         "everystop.machine",
         "everystop.model",
+        "everystop.origin",
         "everystop.server.listener",
         NATIVE,
         ERRORS,
@@ -200,6 +202,7 @@ ALLOWED = {
     },
     "everystop.trial.bench": {
         *STARTERS,
+        "everystop.origin",
         NATIVE,
         "everystop.core.plan",
         "everystop.engine.engine",

@@ -14,7 +14,6 @@ import re
 import resource
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,13 +27,12 @@ from everystop.core.errors import ConfigError, EverystopError
 from everystop.machine import allowed_memory_bytes, available_memory_bytes, cpu_quota, default_num_threads
 from everystop.model.home import Home
 from everystop.model.pull import EMBEDDED
+from everystop.origin import ROOT, commit, is_clone
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 MIN_DISK_BYTES = 1024 * MIB
 MIN_MEMORY_BYTES = 1024 * MIB
 MIN_FILES = 4096
-GIT_S = 5.0
 MIN_PYTHON = (3, 11)
 
 
@@ -73,20 +71,8 @@ def check_version(_: Config) -> Finding:
 def _origin() -> str:
     if not is_clone():
         return f"installed in {Path(__file__).parent}"
-    git = shutil.which("git")
-    if git is None:
-        return f"from the clone {ROOT}"
-    command = [git, "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        told = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=False)
-        if told.returncode == 0:
-            return f"from the clone {ROOT} at {told.stdout.strip()}"
-    return f"from the clone {ROOT}"
-
-
-def is_clone() -> bool:
-    """Whether this runs from a clone, where the kernels are built on the spot."""
-    return (ROOT / "csrc").is_dir() and (ROOT / "pyproject.toml").is_file()
+    at = commit()
+    return f"from the clone {ROOT}" + ("" if at is None else f" at {at}")
 
 
 def check_python(_: Config) -> Finding:

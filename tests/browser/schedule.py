@@ -172,7 +172,7 @@ class Run:
         num_decode = sum(num for _, num, _ in rows) - num_prefill
         used = self._num_used()
         times = [self.step_id, scheduled_ns, self.now_ns, took_ns - MS]
-        return [*times, num_decode, num_prefill, 0, running, len(self.waiting), held, BLOCKS - used, 4, 0, flat]
+        return [*times, num_decode, num_prefill, 0, running, len(self.waiting), held, BLOCKS - used, 4, 3, flat]
 
     def _num_used(self) -> int:
         return sum(run[1] for run in self._blocks() if run[0] in "ps")

@@ -49,6 +49,8 @@ def test_every_panel_shows_what_the_stream_says(open_page: Open, server: FakeSer
     assert f"step {run.step_id}" in page.get_attribute("#slots", "aria-label")
     assert "budget 64 tokens" in page.get_attribute("#columns", "aria-label")
     assert "of 96 blocks" in page.get_attribute("#blocks", "aria-label")
+    assert watched.text("#blocks-evicted") == "3 evicted"
+    assert watched.text("#waiting-count") == f"{len(run.waiting)} requests"
     assert "admitted r" in watched.text("#log")
     assert "queued: no free slot" in watched.text("#recent")
     link = page.locator("#recent a").first

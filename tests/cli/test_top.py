@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -79,6 +80,35 @@ def test_a_key_is_asked_for_and_taken(capsys: pytest.CaptureFixture[str], monkey
         monkeypatch.setenv("EVERYSTOP_API_KEY", "sk-ü, sk-2")
         assert top(server) == 0
         assert top(server, "--api-key", "a\nb") == 2
+
+
+def test_requests_of_others_have_neither_names_nor_lengths(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    texts: dict[str, str] = {}
+    with (
+        parrot(api_keys=("sk-a", "sk-b"), admin_keys=("sk-root",), max_num_seqs=1) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        server.runner.step_s = 0.005
+        for key in ("sk-b", "sk-b", "sk-a"):
+            stack.enter_context(server.held({"authorization": f"Bearer {key}"}))
+        *others, own = (f"r{request_id}" for request_id in sorted(server.scheduler.requests.copy()))
+
+        def is_told(key: str) -> bool:
+            top(server, "--once", "--api-key", key)
+            texts[key] = capsys.readouterr().out
+            return own in texts[key] and "no slot is free" in texts[key]
+
+        for key in ("sk-a", "sk-root"):
+            wait_until(lambda key=key: is_told(key))
+    told = texts["sk-a"]
+    assert "your own requests; others without names" in told
+    assert "behind another request, for which no slot is free" in told
+    assert not [name for name in others if re.search(rf"\b{name}\b", told)]
+    assert not re.search(r"another request +\d", told)
+    assert all(name in texts["sk-root"] for name in others)
 
 
 @pytest.mark.parametrize(

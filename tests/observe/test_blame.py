@@ -52,13 +52,13 @@ def test_with_little_time_the_slowest_come_first_and_the_others_wait() -> None:
     assert blame.tick(now_ns + 5_100 * NS_PER_MS) == [requests[2]]
 
 
-def test_of_too_many_the_fastest_are_dropped() -> None:
+def test_of_too_many_the_first_to_end_are_dropped_however_slow() -> None:
     history = History()
     blame, requests = Blame(history, free()), finished(MAX_PENDING + 3, history)
-    for request in requests:
+    for request in requests[::-1]:
         blame.note(request)
-    assert blame.tick(history.last_ns) == requests[:2:-1]
-    assert [request.blame for request in requests[:3]] == [None] * 3
+    assert blame.tick(history.last_ns) == requests[-4::-1]
+    assert [request.blame for request in requests[-3:]] == [None] * 3
 
 
 def test_the_end_of_the_answer_is_waited_for_but_not_for_ever() -> None:

@@ -111,6 +111,8 @@ def test_every_picture_has_words_and_a_table(page: str) -> None:
     assert "16 of 16 requests gave the same output in all 6 runs" in reader.text
     assert "Student's 95 % interval" in reader.text
     assert "3 of 3" in reader.text
+    assert "from due to sent: median 0 s, at most 0 s, over 96 timed requests" in reader.text
+    assert "what was demanded" not in reader.text
 
 
 def test_nothing_is_fetched_and_only_its_own_script_runs(page: str) -> None:

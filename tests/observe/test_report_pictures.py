@@ -13,13 +13,15 @@ import pytest
 from tests.observe.report_runs import make_comparison, mixed
 
 from everystop.observe.comparison import Comparison
-from everystop.observe.report.drawing import nice_step
+from everystop.observe.report.drawing import colour_of, nice_step
 from everystop.observe.report.grammar import DARK, INLINE, INLINE_NAMES, LIGHT, LOOKS, strokes
 from everystop.observe.report.inline_svg import inline_svg
 from everystop.observe.report.pictures import NARROW, draw_all, pictures, twin_slot_chart, write_files
+from everystop.observe.report.remarks import caption
 from everystop.observe.report.request_pictures import changes, shown_rows, tally
 from everystop.observe.report.sheets import drawing_style
 from everystop.observe.report.shown import shown_runs
+from everystop.observe.report.slot_picture import lanes_of, slot_chart
 from everystop.observe.report.use_picture import slot_shares
 from everystop.observe.report.words import in_time, listed, percent, significant
 
@@ -68,6 +70,24 @@ def test_all_words_are_large_enough_and_on_the_sheet(pair: Comparison, three: Co
                 sheet = picture.draw(LIGHT, picture.width if width == "wide" else NARROW)
                 sheet.figure.canvas.draw()
                 assert_readable(picture.name, sheet.figure)
+
+
+@pytest.mark.parametrize("width", ["wide", "narrow"])
+@pytest.mark.parametrize(("ttft_ms", "itl_ms"), [(500.0, 1.0), (0.5, 100_000.0), (None, 40.0)])
+def test_what_is_demanded_is_marked_among_the_durations(
+    pair: Comparison, ttft_ms: float | None, itl_ms: float, width: str
+) -> None:
+    from matplotlib.text import Text
+
+    demanding = replace(pair, settings=dict(pair.settings) | {"slo_ttft_ms": ttft_ms, "slo_itl_ms": itl_ms})
+    [picture] = [each for each in pictures(demanding) if each.name == "durations"]
+    with drawing_style():
+        sheet = picture.draw(LIGHT, picture.width if width == "wide" else NARROW)
+        sheet.figure.canvas.draw()
+        assert_readable(picture.name, sheet.figure)
+    said = [text.get_text() for text in sheet.figure.findobj(Text) if text.get_text().startswith("SLO ")]
+    assert said == [f"SLO {in_time(ms / 1e3)}" for ms in (ttft_ms, itl_ms) if ms is not None]
+    assert "A dotted line is what was demanded (SLO)." in caption(demanding, "durations")
 
 
 def assert_readable(name: str, figure: object) -> None:
@@ -128,6 +148,22 @@ def words_of(root: ElementTree.Element) -> list[str]:
     return ["".join(element.itertext()) for element in root.iter() if element.tag.endswith("text")]
 
 
+def test_who_waits_is_drawn_to_the_scale_of_the_fullest_waiting_room(pair: Comparison) -> None:
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Polygon
+
+    run = shown_runs(pair)[0]
+    lanes = lanes_of(run)
+    heights = []
+    for max_waiting in (0, 2 * lanes.most_waiting):
+        axes = Figure(figsize=(12, 4)).add_subplot()
+        slot_chart(run, axes, LIGHT, lanes=lanes, max_waiting=max_waiting)
+        [room] = [patch for patch in axes.patches if isinstance(patch, Polygon)]
+        ys = room.get_xy()[:, 1]
+        heights.append(max(ys) - min(ys))
+    assert heights[0] == pytest.approx(2 * heights[1])
+
+
 def test_what_belongs_to_a_request_can_be_found_in_the_page(pair: Comparison) -> None:
     with drawing_style():
         sheet = twin_slot_chart(shown_runs(pair), INLINE)
@@ -184,8 +220,8 @@ def test_words_and_outlines_stand_out(theme: object) -> None:
     assert contrast(theme.ink, theme.page) >= 7
     assert contrast(theme.faint, theme.page) >= 4.5
     assert contrast(theme.outline, theme.page) >= 3
-    for policy_stroke in strokes(("static", "continuous")).values():
-        assert contrast(policy_stroke.colour, theme.page) >= 3
+    for policy_stroke in strokes(("static", "continuous", "fair")).values():
+        assert contrast(colour_of(policy_stroke, theme), theme.page) >= 3
     hatched: Sequence[str] = [look.fill or "" for look in LOOKS.values() if look.hatch]
     assert all(contrast(fill, "#FFFFFF") >= 4.5 for fill in hatched)
 

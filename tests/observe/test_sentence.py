@@ -89,8 +89,12 @@ def test_a_full_cache_gives_the_numbers_of_blocks_and_whose_need_it_was() -> Non
     run.finish()
     assert "queued because it needed 10 KV blocks and 7 were free" in run.explain(1).sentence
     assert "queued because r1 ahead of it needed 10 KV blocks and 7 were free" in run.explain(2).sentence
-    hidden = run.explain(2, name_of=lambda i: None).sentence
-    assert "queued because another request ahead of it did not fit the KV cache" in hidden
+    hidden = run.explain(2, name_of=lambda i: None)
+    assert "queued because another request ahead of it did not fit the KV cache" in hidden.sentence
+    told, details = ([segment.detail or "" for segment in each.segments] for each in (run.explain(2), hidden))
+    assert [detail for detail in told if detail.startswith("behind r1, 10 blocks needed, ")]
+    assert "behind another request" in details
+    assert not [detail for detail in details if "needed" in detail]
     assert run.explain(1).advice[0].flag == "--kv-cache-memory"
 
 

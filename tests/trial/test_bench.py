@@ -11,6 +11,7 @@ import pytest
 from everystop.config import Config
 from everystop.observe.comparison import Run
 from everystop.observe.slot_use import slot_use
+from everystop.origin import commit
 from everystop.sim.workloads import Dice, Job, Workload
 from everystop.trial.bench import Bench
 from everystop.trial.on_engine import EngineRun, Sampling
@@ -56,4 +57,5 @@ def test_policies_compute_the_same_outputs_in_the_steps_that_they_need() -> None
             assert 0 < use.slot_ns["overhead"] < 0.2 * sum(use.slot_ns.values())
     assert described["num_kv_blocks"] == bench.capacity.num_blocks
     assert len(described["model_sha256"][0]) == 64
+    assert described["commit"] == commit()
     assert not any(Path(name).is_absolute() for name in described["model_files"])

@@ -40,10 +40,10 @@ TINY_BLOCKS = 16
 POLICIES = ("static", "continuous")
 CASES = ("mixed lengths", "equal lengths", "prefill only", "one client", "tiny KV cache")
 PLACES = {  # of their names in the picture: how far above their marks, and which end of the name is there
-    CASES[0]: (0.06, "right"),
+    CASES[0]: (-0.06, "center"),
     CASES[1]: (-0.06, "left"),
     CASES[2]: (-0.13, "left"),
-    CASES[4]: (-0.06, "center"),
+    CASES[4]: (0.06, "center"),
 }
 MOST_GAIN, LEAST_GAIN, MOST_LEFT, LEAST_RECOMPUTED = 1.15, 1.25, 0.85, 0.05
 

@@ -95,7 +95,7 @@ def draw_marks(axes: Any, theme: Theme, xs: Sequence[float], ys: Sequence[float]
 def log_ticks(axes: Any, xs: Sequence[float]) -> None:
     """A logarithmic x axis with a tick at each of these, written out."""
     axes.set_xscale("log", base=2)
-    axes.set_xticks(list(xs), [f"{each:g}" for each in xs])
+    axes.set_xticks(list(xs), [f"{each:,g}" for each in xs])
     axes.xaxis.set_minor_locator(matplotlib("ticker").NullLocator())
 
 

@@ -111,10 +111,11 @@ def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
         draw_line(axes, theme, steps, rows, without_marks(KNOWN_STROKES[policy]), drawstyle="steps-post")
     full, end = data["num_slots"], data["continuous"]["last_wait"]
     axes.axvline(end, color=theme.ink, ls=(0, (2, 2)), lw=1.2)
-    note(axes, theme, end, full * 1.09, "continuous: nobody waits any more", ha="left")
+    longest = max(data[policy]["num_steps"] for policy in POLICIES)
+    note(axes, theme, end + 0.01 * longest, full * 1.09, "continuous: nobody waits any more", ha="left")
     axes.set_ylim(0, full * 1.17)
     axes.set_yticks(range(0, full + 1, 4))
-    axes.set_xlim(0, max(data[policy]["num_steps"] for policy in POLICIES) * 1.01)
+    axes.set_xlim(0, longest * 1.01)
     return sheet
 
 

@@ -16,6 +16,12 @@ def is_demanding(settings: Mapping[str, Any]) -> bool:
     return any(settings.get(name) is not None for name in DEMANDS)
 
 
+def demands_s(settings: Mapping[str, Any]) -> dict[str, float]:
+    """What is demanded of durations, in seconds, by the first part of their figures' names: ttft, itl."""
+    found = {name.split("_")[1]: settings.get(name) for name in DEMANDS}
+    return {kind: demand_ms / 1e3 for kind, demand_ms in found.items() if demand_ms is not None}
+
+
 def num_good(run: Run, settings: Mapping[str, Any]) -> int:
     """Requests of the run that were good."""
     return sum(is_good(line, settings) for line in run.requests)

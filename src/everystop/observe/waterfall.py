@@ -111,11 +111,11 @@ def _detail(cause: Cause, steps: list[Served], name_of: NameOf) -> str | None:
 
 
 def _wait_detail(wait: WaitEvent | None, request_id: int, name_of: NameOf) -> str | None:
-    """Whom a request was behind, and how many blocks were needed where they were short."""
+    """Whom a request was behind, and how many blocks were needed where they were short; of a stranger not that."""
     if wait is None:
         return None
     ahead = wait.behind if wait.behind >= 0 else wait.request_id
     parts = [f"behind {who(ahead, name_of)}"] if ahead >= 0 and ahead != request_id else []
-    if wait.need:
+    if wait.need and (wait.request_id in (-1, request_id) or name_of(wait.request_id) is not None):
         parts.append(f"{counted(wait.need, 'block')} needed, {wait.have:,} free")
     return ", ".join(parts) or None

@@ -29,6 +29,7 @@ from everystop.model.checkpoint import Checkpoint, inspect_model
 from everystop.model.home import Home
 from everystop.model.pull import resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
+from everystop.origin import commit
 from everystop.runner import Executed, Launched, ModelRunner, launcher
 
 T = TypeVar("T")
@@ -116,6 +117,7 @@ class Bench:
         return {
             **self._model,
             "version": __version__,
+            "commit": commit(),
             "num_threads": self.num_threads,
             "num_kv_blocks": self.capacity.num_blocks,
             "max_model_len": self.capacity.max_model_len,

@@ -140,16 +140,25 @@ def _reached(points: Points, level: float) -> float | None:
     return next((x for x, y in points if y >= level - 0.5), None) if level > 0 else None
 
 
-def distribution(runs: Mapping[str, Sequence[Run]], measure: Measure, axes: Any, theme: Theme = LIGHT) -> bool:
+def distribution(
+    runs: Mapping[str, Sequence[Run]],
+    measure: Measure,
+    axes: Any,
+    theme: Theme = LIGHT,
+    *,
+    demand_s: float | None = None,
+) -> bool:
     """The share of requests (of gaps, for ITL) with at most that duration, all repeats of a policy together, with marks
-    at p50, p95 and p99; a log scale where the values span more than 30 times. False where there is nothing to draw.
+    at p50, p95 and p99, and a line at what is demanded; a log scale where the values span more than 30 times. False
+    where there is nothing to draw.
     """
     values = {policy: [v for run in of_policy for v in measure.values(run)] for policy, of_policy in runs.items()}
     values = {policy: found for policy, found in values.items() if found}
     if not values:
         return False
-    low = min(min(found) for found in values.values())
-    high = max(max(found) for found in values.values())
+    limits = [] if demand_s is None else [demand_s]
+    low = min([*limits, *(min(found) for found in values.values())])
+    high = max([*limits, *(max(found) for found in values.values())])
     is_log = low > 0 and high / low > LOG_SPAN
     scale = " (log scale)" if is_log else ""
     dress(axes, theme, x=f"{measure.meaning}, s{scale}", grid="y")
@@ -166,6 +175,8 @@ def distribution(runs: Mapping[str, Sequence[Run]], measure: Measure, axes: Any,
     styles = strokes(tuple(runs))
     for policy, found in values.items():
         _spread(axes, found, styles[policy], theme)
+    if demand_s is not None:
+        _demand(axes, demand_s, theme)
     _table_of_quantiles(axes, {policy: quantiles(found) for policy, found in values.items()}, styles, theme)
     return True
 
@@ -199,6 +210,24 @@ def _spread(axes: Any, values: Sequence[float], stroke: Stroke, theme: Theme) ->
             ls="none",
             zorder=4,
         )
+
+
+def _demand(axes: Any, demand_s: float, theme: Theme) -> None:
+    """A dotted line at what is demanded, with its name beside it where there is more room."""
+    axes.axvline(demand_s, color=theme.ink, ls=(0, (1, 2)), lw=1.4, zorder=3)
+    is_right = axes.transAxes.inverted().transform(axes.transData.transform((demand_s, 0.0)))[0] > 0.5
+    axes.annotate(
+        f"SLO {in_time(demand_s)}",
+        (demand_s, 0.03),
+        (-5 if is_right else 5, 0),
+        textcoords="offset points",
+        color=theme.ink,
+        fontsize=SMALL,
+        ha="right" if is_right else "left",
+        va="bottom",
+        bbox={"facecolor": theme.page, "edgecolor": "none", "pad": 1.0},
+        zorder=6,
+    )
 
 
 def quantiles_px(policies: Sequence[str], width: float) -> float:

@@ -71,8 +71,8 @@ KNOWN_STROKES = {
     "static-padded": Stroke("#E69F00", (0, (2, 2)), "D"),
 }
 OTHER_STROKES = (
-    Stroke("#56B4E9", (0, (7, 2, 2, 2)), "^"),
     Stroke(INK_STROKE, (0, (1, 1)), "v"),
+    Stroke("#56B4E9", (0, (7, 2, 2, 2)), "^"),
     Stroke("#E69F00", (0, (3, 1, 1, 1, 1, 1)), "P"),
     Stroke("#0072B2", (0, (9, 3)), "X"),
     Stroke(RUST, "-", "*"),

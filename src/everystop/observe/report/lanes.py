@@ -68,6 +68,11 @@ class Lanes:
         """Slots that were ever used."""
         return 1 + max((stretch.slot for stretch in self.stretches), default=-1)
 
+    @property
+    def most_waiting(self) -> int:
+        """The most that ever waited."""
+        return max((level.value for level in self.waiting), default=0)
+
 
 @dataclass(slots=True)
 class _Open:

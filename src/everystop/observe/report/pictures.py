@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everystop.observe.comparison import Comparison, Run
+from everystop.observe.goodput import demands_s
 from everystop.observe.report.curve_pictures import NOTHING_S, cumulative_tokens, distribution, occupancy, quantiles_px
 from everystop.observe.report.curves import MEASURES
 from everystop.observe.report.drawing import SMALL, TITLE, text_px
@@ -147,8 +148,8 @@ def twin_slot_chart(
     row_px: float = ROW_PX,
     all_lanes: Sequence[Lanes] | None = None,
 ) -> Sheet:
-    """Slot charts of runs of one workload, one above the other on one time axis, with a line through all of them where
-    the last one ends; a slot is at most `row_px` high. Runs need a history.
+    """Slot charts of runs of one workload, one above the other on one time axis and one scale of who waits, with a line
+    through all of them where the last one ends; a slot is at most `row_px` high. Runs need a history.
     """
     all_lanes = all_lanes or [lanes_of(run) for run in runs]
     row = max(5.0, min(row_px if width > HALF else 19.0, 560 / max(1, *(lanes.num_slots for lanes in all_lanes))))
@@ -161,12 +162,12 @@ def twin_slot_chart(
     whole = TOP + sum(heights) + (name_height + AXIS + 8) * len(runs) + legend_height(entries, width - 12) + FOOT
     sheet = Sheet(width, whole, theme, timed=Timed(LEFT, width - LEFT - RIGHT, end_s))
     top, finest_s, last_s = TOP, 0.0, runs[-1].seconds(all_lanes[-1].end_ns)
+    most, max_waiting = MAX_STRETCHES // len(runs), max(lanes.most_waiting for lanes in all_lanes)
     for run, lanes, height in zip(runs, all_lanes, heights, strict=True):
         _run_name(run, runs, sheet, top)
         axes = sheet.axes(LEFT, top + name_height, width - LEFT - RIGHT, height)
-        finest_s = max(
-            finest_s, slot_chart(run, axes, theme, lanes=lanes, end_s=end_s, most=MAX_STRETCHES // len(runs))
-        )
+        shown_s = slot_chart(run, axes, theme, lanes=lanes, end_s=end_s, most=most, max_waiting=max_waiting)
+        finest_s = max(finest_s, shown_s)
         if len(runs) > 1:
             end_line(axes, last_s, _end_words(run, runs, run.seconds(lanes.end_ns) - last_s), theme)
         top += name_height + height + AXIS + 8
@@ -218,6 +219,7 @@ def _over_time(runs: Sequence[Run], curve: Callable[..., None]) -> Draw:
 def _distributions(comparison: Comparison) -> Draw:
     runs = {policy: comparison.runs_of(policy) for policy in comparison.policies}
     measures = [m for m in MEASURES if any(m.values(run) for of_policy in runs.values() for run in of_policy)]
+    demands = demands_s(comparison.settings)
 
     def draw(theme: Theme, width: float) -> Sheet:
         columns = 2 if width > HALF else 1
@@ -231,7 +233,7 @@ def _distributions(comparison: Comparison) -> Draw:
         for i, measure in enumerate(measures):
             left = (i % columns) * (cell_width + 12) + LEFT
             axes = sheet.axes(left, (i // columns) * cell_height + above, cell_width - LEFT - RIGHT, 200)
-            distribution(runs, measure, axes, theme)
+            distribution(runs, measure, axes, theme, demand_s=demands.get(measure.key))
         sheet.legend(entries, 12, rows * cell_height)
         return sheet
 

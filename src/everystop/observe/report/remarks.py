@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from statistics import median
 from typing import Any
 
+from everystop.observe.bench_keys import arrival_lags_s
 from everystop.observe.comparison import Comparison
 from everystop.observe.comparison_text import NOT_SEEN
+from everystop.observe.goodput import is_demanding
 from everystop.observe.ratios import METHOD
 from everystop.observe.report.grammar import strokes
 from everystop.observe.report.request_pictures import MAX_ROWS, changes, extremes, tally
 from everystop.observe.report.shown import shown_runs
 from everystop.observe.report.words import in_time
+from everystop.observe.wording import counted
 
 
 def facts(comparison: Comparison) -> Iterator[str]:
@@ -46,6 +50,8 @@ def caption(comparison: Comparison, name: str) -> Iterator[str]:
             yield shown
         case "durations":
             yield "Up to which duration how many requests (for ITL: gaps between tokens) lie, all repeats together."
+            if is_demanding(comparison.settings):
+                yield "A dotted line is what was demanded (SLO)."
         case "winners":
             found = changes(comparison, policy)
             sooner, later, same = tally(found)
@@ -107,6 +113,10 @@ def method(comparison: Comparison) -> Iterator[tuple[str, str]]:
     yield "policies", ", ".join(comparison.policies)
     yield "repeats", f"{max(len(comparison.runs_of(p)) for p in comparison.policies)} of {comparison.num_repeats_asked}"
     yield "intervals", METHOD
+    lags = [lag for run in comparison.runs for lag in arrival_lags_s(run.requests)]
+    if lags:
+        late = f"from due to sent: median {in_time(median(lags))}, at most {in_time(max(lags))}"
+        yield "client lag", f"{late}, over {counted(len(lags), 'timed request')}"
     for name, value in comparison.settings.items():
         yield name.replace("_", " "), _setting(value)
 

@@ -39,9 +39,11 @@ def slot_chart(
     lanes: Lanes | None = None,
     end_s: float | None = None,
     most: int = MAX_STRETCHES,
+    max_waiting: int = 0,
 ) -> float:
     """Draw a run's slots into matplotlib axes, from 0 to `end_s`, in at most so many pieces; returns how many seconds
-    the finest detail lasts. `lanes` are the run's own, where they have been read before.
+    the finest detail lasts. `lanes` are the run's own, where they have been read before; the strip above the slots has
+    room for `max_waiting` requests, and for as many as wait here.
 
     Raises ValueError for a run without a history.
     """
@@ -50,7 +52,7 @@ def slot_chart(
     dress(axes, theme)
     axes.set_ylim(max(lanes.num_slots, 1), -rows_above(lanes))
     time_axis(axes, theme, end_s)
-    chart = _Chart(run, lanes, axes, theme, end_s)
+    chart = _Chart(run, lanes, axes, theme, end_s, max_waiting)
     chart.draw(most)
     return chart.resolution_s
 
@@ -70,8 +72,9 @@ def rows_above(lanes: Lanes) -> float:
 class _Chart:
     """One chart being drawn."""
 
-    def __init__(self, run: Run, lanes: Lanes, axes: Any, theme: Theme, end_s: float) -> None:
+    def __init__(self, run: Run, lanes: Lanes, axes: Any, theme: Theme, end_s: float, max_waiting: int) -> None:
         self._run, self._lanes, self._axes, self._theme = run, lanes, axes, theme
+        self._max_waiting = max_waiting
         width, height = size_px(axes)
         self._px_per_s = width / end_s
         self._row_px = height / (max(lanes.num_slots, 1) + rows_above(lanes))
@@ -194,8 +197,7 @@ class _Chart:
 
     def _waiting_room(self) -> None:
         """How many wait, as a hollow grey step line above the slots, and the most there were."""
-        levels = self._lanes.waiting
-        most = max((level.value for level in levels), default=0)
+        levels, most = self._lanes.waiting, self._lanes.most_waiting
         bottom = -GAP - (BRACKET if self._lanes.batches else 0.0)
         faint = self._theme.faint
         words = f"waiting: at most {most:,}" if most else "nobody waits"
@@ -206,7 +208,8 @@ class _Chart:
             return
         points = _thinned([(self._run.seconds(level.at_ns), level.value) for level in levels], self.resolution_s)
         points.append((self._run.seconds(self._lanes.end_ns), points[-1][1]))
-        shape = [(x, bottom, bottom - STRIP * 0.92 * y / most) for x, y in points]
+        scale = STRIP * 0.92 / max(most, self._max_waiting)
+        shape = [(x, bottom, bottom - scale * y) for x, y in points]
         step_area(self._axes, self._theme, shape, colour=self._theme.grid, outline=self._theme.outline)
 
     def _sideways(self) -> Any:

@@ -1,7 +1,7 @@
 // The live page: takes the stream, and has each panel drawn as often as it is worth.
 
 import { BLOCKS, KINDS } from "./grammar.js";
-import { counted, duration, percent } from "./format.js";
+import { count, counted, duration, percent } from "./format.js";
 import { LiveModel } from "./model.js";
 import { View } from "./view.js";
 import { Surface } from "./surface.js";
@@ -126,18 +126,19 @@ function fitSlots() {
 function showNumbers() {
   tiles.show(model);
   fitSlots();
-  setText(byId("waiting-count"), counted(model.numWaiting, "request"));
 }
 
 function showLists() {
-  const { server, numWaiting } = model;
+  const { server, numWaiting, timeline } = model;
   if (server === null) return;
   const sees = server.sees === "own" ? ", your requests only" : "";
   setText(byId("server"), `${server.model} · version ${server.version} · up ${duration(model.uptime_s * 1e9)}${sees}`);
+  setText(byId("waiting-count"), counted(numWaiting, "request"));
   waitingRoom.show(model.waiting, numWaiting, model.now_ns, view.pinned);
   log.show(model.acts, model.numActs, view.pinned);
   recent.show(model, view.pinned);
   blocks.invalidate();
+  setText(byId("blocks-evicted"), `${count(timeline.last?.num_evicted ?? 0)} evicted`);
   const dropped = model.numDropped > 0 ? ` ${counted(model.numDropped, "step")} left out, because this tab was slow.` : "";
   setText(byId("cost"), `This stream takes ${percent(model.cpuShare)} of the server's CPU time.${dropped}`);
 }

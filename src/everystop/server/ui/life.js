@@ -154,7 +154,7 @@ export function drawTokens(sheet, span, { tokens }) {
       const top = y(gap_ns ?? longest / 8);
       const what = gap_ns === null ? KINDS.prefill : is_outlier ? KINDS.slow : KINDS.decode;
       fillCell(context, what, theme, ratio, x - 1.5, top, 3, bottom - top);
-      if (is_outlier) marker(context, theme, x, top - 6);
+      if (is_outlier) marker(context, theme, Math.min(Math.max(x, axis.left + 4), axis.left + axis.width - 4), top - 6);
     }
     drawCursor(sheet, axis, span.cursor_ns, bottom);
   });
