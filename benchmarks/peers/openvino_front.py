@@ -99,6 +99,7 @@ class Front:
         self._add, self._step, self._make_decoder = add, step, make_decoder
         self._selector = selectors.DefaultSelector()
         self._listener = socket.create_server(("127.0.0.1", port), backlog=512)
+        self.port: int = self._listener.getsockname()[1]
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._active: list[Client] = []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.browser.watched import Watched
+from tests.browser.watched import DEADLINE_S, Watched
 from tools.chromium import ARGUMENTS, MISSING, find_chromium
 
 
@@ -32,7 +32,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Watched]]:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme, service_workers="block", **options
         )
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(1000 * DEADLINE_S)
         watched = Watched(context.new_page(), url)
         opened.append(watched)
         watched.page.goto(url)
@@ -40,5 +40,5 @@ def open_page(browser: Any) -> Iterator[Callable[..., Watched]]:
 
     yield open_one
     for watched in opened:
-        watched.page.context.close()
+        watched.close()
         watched.check()

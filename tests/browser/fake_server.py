@@ -29,6 +29,8 @@ class FakeServer:
         self.asked: list[tuple[str, str, str | None]] = []
         self.bodies: list[dict[str, Any]] = []
         self._streams: list[queue.Queue[dict[str, Any] | None]] = []
+        self._takes_streams = threading.Event()
+        self._takes_streams.set()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -51,6 +53,7 @@ class FakeServer:
     def close(self) -> None:
         """End all streams and the server."""
         self.end_streams()
+        self.take_streams()
         self._http.shutdown()
         self._http.server_close()
 
@@ -60,10 +63,15 @@ class FakeServer:
             stream.put(message)
 
     def end_streams(self) -> None:
-        """Close the open streams."""
+        """Close the open streams; who asks for another one waits until `take_streams`."""
+        self._takes_streams.clear()
         streams, self._streams = self._streams, []
         for stream in streams:
             stream.put(END)
+
+    def take_streams(self) -> None:
+        """Begin the streams that have been asked for."""
+        self._takes_streams.set()
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Serve one request."""
@@ -97,6 +105,7 @@ class FakeServer:
         return file if path.startswith("/ui/") and file.is_file() else None
 
     def _stream(self, handler: BaseHTTPRequestHandler) -> None:
+        self._takes_streams.wait()
         stream: queue.Queue[dict[str, Any] | None] = queue.Queue()
         for message in self.first:
             stream.put(message)

@@ -14,7 +14,7 @@ Open = Callable[..., Watched]
 DECODE, PREFILL, SLOW = "0,114,178", "230,159,0", "86,180,233"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)  # so it begins before the pages, and ends after they are closed
 def server() -> Iterator[FakeServer]:
     with fake_server() as running:
         yield running
@@ -31,6 +31,7 @@ def live(open_page: Open, server: FakeServer, **options: Any) -> Watched:
     watched = open_page(f"{server.url}/ui", **options)
     watched.wait_for_text("#connection", "live")
     watched.wait_for_text("#tiles", "p99")
+    watched.wait_for_drawings()
     return watched
 
 
@@ -61,10 +62,8 @@ def test_every_panel_shows_what_the_stream_says(open_page: Open, server: FakeSer
 
 def test_charts_are_drawn_in_the_colours_of_the_grammar(open_page: Open, server: FakeServer, run: Run) -> None:
     watched = live(open_page, server, height=2200)
-    watched.wait_for("document.getElementById('slots').width > 300")
-    assert {DECODE, PREFILL} <= watched.colors("#slots")
-    assert {DECODE, PREFILL} <= watched.colors("#columns")
-    assert {DECODE, PREFILL} <= watched.colors("#blocks")
+    for chart in ("#slots", "#columns", "#blocks"):
+        watched.wait_for_colors(chart, DECODE, PREFILL)
     for strip in ("tokens", "load", "ttft", "itl"):
         assert len(watched.colors(f"#strip-{strip}")) > 3
 
@@ -117,7 +116,7 @@ def test_a_paused_view_stays_while_steps_go_on_coming(open_page: Open, server: F
     watched = live(open_page, server)
     page = watched.page
     page.click("#pause")
-    page.evaluate("document.getElementById('slots').toDataURL()")
+    watched.wait_for_drawings()
     before = page.evaluate("document.getElementById('slots').toDataURL()")
     page.wait_for_timeout(600)
     server.send(run.message(40))
@@ -250,6 +249,7 @@ def test_the_page_comes_back_when_the_stream_breaks(open_page: Open, server: Fak
     watched = live(open_page, server)
     server.end_streams()
     watched.wait_for_text("#connection", "trying again")
+    server.take_streams()
     watched.wait_for_text("#connection", "live")
     assert [path for _, path, _ in server.asked].count("/ui/stream") == 2
 
@@ -294,7 +294,7 @@ def test_many_slots_fit_and_those_never_used_take_no_room(open_page: Open, serve
     assert most < 200
     watched.wait_for_text("#slots-idle", f"{256 - -(-most // 8) * 8} more slots not used yet")
     assert watched.page.locator("#slots").bounding_box()["height"] < 320
-    assert DECODE in watched.colors("#slots")
+    watched.wait_for_colors("#slots", DECODE)
 
 
 def test_with_reduced_motion_charts_change_once_a_second(open_page: Open, server: FakeServer, run: Run) -> None:

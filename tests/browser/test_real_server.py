@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from tests.browser.watched import Watched
@@ -17,8 +18,8 @@ Open = Callable[..., Watched]
 
 @contextmanager
 def busy(server: ParrotServer, num: int = 5, key: str | None = None) -> Iterator[list[str]]:
-    """Sends requests of 40 steps, which are slow until the block is left; their ids come as they end."""
-    server.runner.step_s = 0.05
+    """Sends requests of 40 steps, which take half a minute until the block is left; their ids come as they end."""
+    server.runner.step_s = 0.8
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     body = {"prompt": "a passenger with a long prompt " * 3, "max_tokens": 40, "ignore_eos": True}
     names: list[str] = []
@@ -34,9 +35,16 @@ def busy(server: ParrotServer, num: int = 5, key: str | None = None) -> Iterator
         thread.join()
 
 
+@contextmanager
+def visited(open_page: Open, server: ParrotServer, path: str = "/ui", **options: Any) -> Iterator[Watched]:
+    """A page of the server, which is closed before the server ends: it would miss it, and say so."""
+    watched = open_page(f"http://127.0.0.1:{server.port}{path}", **options)
+    yield watched
+    watched.close()
+
+
 def test_a_request_can_be_watched_and_then_asked_why_it_was_slow(open_page: Open) -> None:
-    with parrot(max_num_seqs=2) as server:
-        watched = open_page(f"http://127.0.0.1:{server.port}/ui", height=2200)
+    with parrot(max_num_seqs=2) as server, visited(open_page, server, height=2200) as watched:
         watched.wait_for_text("#connection", "live")
         with busy(server) as names:
             watched.wait_for_text("#waiting", "no slot")
@@ -57,16 +65,15 @@ def test_a_request_can_be_watched_and_then_asked_why_it_was_slow(open_page: Open
 
 
 def test_test_prompts_reach_the_model(open_page: Open) -> None:
-    with parrot() as server:
-        watched = open_page(f"http://127.0.0.1:{server.port}/ui")
+    with parrot() as server, visited(open_page, server) as watched:
         watched.page.fill("input[name=number]", "3")
         watched.page.click("#try-form button[type=submit]")
         watched.wait_for_text("#try-result", "3 of 3 prompts answered")
 
 
 def test_with_keys_a_caller_sees_its_own_requests_only(open_page: Open) -> None:
-    with parrot(api_keys=("mine", "yours"), max_num_seqs=2) as server:
-        watched = open_page(f"http://127.0.0.1:{server.port}/ui")
+    keys = ("mine", "yours")
+    with parrot(api_keys=keys, max_num_seqs=2) as server, visited(open_page, server) as watched:
         watched.expected = ["401"]
         watched.page.fill("#key-dialog input", "mine")
         watched.page.keyboard.press("Enter")

@@ -68,10 +68,10 @@ def test_pointing_at_a_request_describes_it_and_a_click_keeps_it(open_page: Open
     assert watched.page.locator("#requests tr.on").get_attribute("data-r") == "9"
     assert "request 9" in watched.text("#says")
     assert watched.page.locator('#lengths svg.wide .on[data-r="9"]').count() == 1
-    assert watched.page.url.endswith("#r=9")
+    assert watched.address.endswith("#r=9")
     watched.page.keyboard.press("Escape")
     assert watched.page.locator(".on").count() == 0
-    assert watched.page.url == report
+    assert watched.address == report
 
 
 def test_a_request_can_be_chosen_with_the_keyboard_alone(open_page: Open, report: str) -> None:
@@ -92,8 +92,8 @@ def test_dragging_shows_a_part_of_the_run_in_all_pictures_over_time(open_page: O
     page.mouse.down()
     page.mouse.move(box["x"] + 600, box["y"] + 200, steps=3)
     page.mouse.up()
-    assert "#t=" in page.url
-    address = page.url
+    assert "#t=" in watched.address
+    address = watched.address
     for name in ("slots", "occupancy", "tokens"):
         assert page.locator(f"#{name} svg.wide text.tick").count() >= 2
         scale = page.locator(f"#{name} svg.wide .moves").first.evaluate("e => e.transform.baseVal[0].matrix.a")
@@ -102,7 +102,7 @@ def test_dragging_shows_a_part_of_the_run_in_all_pictures_over_time(open_page: O
     assert text.evaluate("e => Math.abs(e.getCTM().a - e.getCTM().d) < 0.01")  # words are not stretched
     page.get_by_role("button", name="Whole run").click()
     assert page.locator("svg text.tick").count() == 0
-    assert page.url == report
+    assert watched.address == report
     again = open_page(address)
     assert again.page.locator("#tokens svg.wide text.tick").count() >= 2
 
@@ -113,7 +113,7 @@ def test_buttons_move_the_time_and_play_runs_to_the_end(open_page: Open, report:
     for _ in range(2):
         page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Later").click()
-    assert "#t=" in page.url
+    assert "#t=" in watched.address
     page.locator("#speed").select_option("8")
     page.get_by_role("button", name="Play").click()
     page.locator(f"{SLOTS} .cursor[visibility=visible]").wait_for(state="attached")  # from the next frame on

@@ -15,7 +15,7 @@ NAME = "chatcmpl-7f3a"
 DECODE, PREFILL, SLOW = "0,114,178", "230,159,0", "86,180,233"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)  # so it begins before the pages, and ends after they are closed
 def server() -> Iterator[FakeServer]:
     with fake_server() as running:
         running.explanations[NAME] = explanation()
@@ -71,10 +71,9 @@ def test_ids_of_others_in_a_sentence_are_links(open_page: Open, server: FakeServ
 def test_the_charts_are_drawn_and_zoom(open_page: Open, server: FakeServer) -> None:
     watched = shown(open_page, server, height=1800)
     page = watched.page
-    watched.wait_for("document.getElementById('tokens').width > 300")
-    assert {DECODE, PREFILL} <= watched.colors("#waterfall")
-    assert {DECODE, PREFILL} <= watched.colors("#mates")
-    assert {DECODE, SLOW} <= watched.colors("#tokens")
+    for chart, other in (("#waterfall", PREFILL), ("#mates", PREFILL), ("#tokens", SLOW)):
+        watched.wait_for_colors(chart, DECODE, other)
+    watched.wait_for_drawings()
     whole = page.evaluate("document.getElementById('waterfall').toDataURL()")
     page.click("#zoom-in")
     watched.wait_for("whole => document.getElementById('waterfall').toDataURL() !== whole", whole)
@@ -110,9 +109,10 @@ def test_a_request_that_is_not_over_is_asked_for_again(open_page: Open, server: 
     server.explanations[NAME] = explanation(30)
     watched.wait_for_text("#connection", "complete")
     assert watched.text("#state") == "finished"
-    num_asked = len(server.asked)
+    asked = [path for _, path, _ in server.asked]
     watched.page.wait_for_timeout(1300)
-    assert len(server.asked) == num_asked
+    explain = f"/v1/requests/{NAME}/explain"
+    assert [path for _, path, _ in server.asked].count(explain) == asked.count(explain) >= 2
 
 
 def test_several_choices_can_be_looked_at_one_by_one(open_page: Open, server: FakeServer) -> None:

@@ -34,6 +34,15 @@ class Watched:
         foreign = [url for url in self.urls if urlsplit(url).netloc not in (self._host, "")]
         assert foreign == []
 
+    @property
+    def address(self) -> str:
+        """The address as the page itself knows it; Playwright hears of a change some time later."""
+        return str(self.page.evaluate("location.href"))
+
+    def close(self) -> None:
+        """Close the page, whose server may go then; once is enough, and twice is no harm."""
+        self.page.context.close()
+
     def text(self, selector: str) -> str:
         """The text of an element that is there."""
         return str(self.page.locator(selector).inner_text())
@@ -51,11 +60,26 @@ class Watched:
             assert time.monotonic() < end, f"it never came true: {expression}"
             self.page.wait_for_timeout(20)
 
+    def wait_for_drawings(self) -> None:
+        """Wait until the charts in sight show what the page knows: a frame may tell what is in sight, and change sizes,
+        before they are drawn in the next.
+        """
+        frame = "new Promise(done => requestAnimationFrame(done))"
+        for _ in range(3):
+            self.page.evaluate(frame)
+
+    def wait_for_colors(self, selector: str, *wanted: str) -> None:
+        """Wait until the canvas shows these colours, "r,g,b" each."""
+        end = time.monotonic() + DEADLINE_S
+        while missing := set(wanted) - self.colors(selector):
+            assert time.monotonic() < end, f"{selector} never showed {missing}"
+            self.page.wait_for_timeout(20)
+
     def look(self, width: int, scheme: str) -> None:
-        """Look with this width and theme, after two frames."""
+        """Look with this width and theme, once it is drawn."""
         self.page.set_viewport_size({"width": width, "height": 900})
         self.page.emulate_media(color_scheme=scheme)
-        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.wait_for_drawings()
 
     def axe(self) -> list[str]:
         """What axe-core finds wrong, one line each."""

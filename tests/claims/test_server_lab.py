@@ -87,7 +87,11 @@ def make_server_lab(model: str = "hash", num_repeats: int = 1, watcher: Silence 
 
 
 def make_trials(workload: Workload, policies: Sequence[str] = POLICIES, **flags: Any) -> dict[str, Trial]:
-    return {policy: Trial(workload, policy, {"max_num_seqs": NUM_SLOTS, **flags}) for policy in policies}
+    """A static batch waits until it is full, however long its clients are held up."""
+    usual = {policy: {"max_num_seqs": NUM_SLOTS} for policy in policies}
+    if "static" in usual:
+        usual["static"]["batch_wait_ms"] = 60_000
+    return {policy: Trial(workload, policy, usual[policy] | flags) for policy in policies}
 
 
 def answers(num: int = 12) -> Workload:
@@ -201,7 +205,10 @@ def test_equal_settings_share_a_server_and_others_do_not(servers: list[Any]) -> 
         ("dies", "the server ended by itself with SIGKILL: .*the roof is on fire"),
     ],
 )
-def test_a_server_that_dies_is_named_with_its_last_words(servers: list[Any], model: str, words: str) -> None:
+def test_a_server_that_dies_is_named_with_its_last_words(
+    servers: list[Any], model: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_lab, "DEATH_S", 60.0)
     with pytest.raises(LabError, match=words):
         make_server_lab(model).runs(make_trials(answers()))
 
@@ -229,7 +236,7 @@ def test_token_ids_that_the_model_has_not_are_refused_before_anything_starts(ser
 @pytest.mark.model
 def test_the_real_server_takes_the_steps_that_virtual_time_says() -> None:
     workload = mixed_answers(24)
-    trials = {policy: Trial(workload, policy, {"max_num_seqs": 8}) for policy in POLICIES}
+    trials = make_trials(workload, max_num_seqs=8)
     real, virtual = ServerLab(Config(), 1, Silence()).runs(trials), make_lab().runs(trials)
     lengths = [job.max_tokens for job in workload.jobs]
     assert useful_share(real["static"][0]) == useful_share(virtual["static"][0])
@@ -241,7 +248,7 @@ def test_the_real_server_takes_the_steps_that_virtual_time_says() -> None:
 @pytest.mark.model
 def test_the_real_server_reserves_the_blocks_that_virtual_time_says() -> None:
     jobs = fragmentation.conversations().jobs[:8]
-    trial = Trial(Workload("few", 8, jobs), "static", {"block_size": 16, "max_num_seqs": 4})
+    trial = make_trials(Workload("few", 8, jobs), ["static"], block_size=16)["static"]
     [real], [virtual] = ServerLab(Config(), 1, Silence()).runs({"x": trial})["x"], make_lab().runs({"x": trial})["x"]
     assert memory_use(real, 16) == memory_use(virtual, 16)
 

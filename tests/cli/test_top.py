@@ -35,15 +35,18 @@ def test_a_snapshot_shows_who_runs_and_who_waits(
     steps = threading.Semaphore(0)
     with parrot(max_num_seqs=2) as server:
         server.complete("ab")
+        wait_until(lambda: server.engine.is_idle)  # it has let go of that request, which takes a plan of its own
         server.runner.before_step = lambda plan: steps.acquire(timeout=60) and None
         clients = [threading.Thread(target=server.complete, args=("abcdefgh",)) for _ in range(3)]
         try:
             for client in clients:
                 client.start()
-            wait_until(lambda: server.service.state.num_open == 3)
+            engine, scheduler = server.engine, server.scheduler
+            wait_until(lambda: len(engine._inbox) + len(scheduler.requests) == 3)
+            num_steps = server.metric("steps_total")
             steps.release(2)  # the first may be planned before the others have come
-            wait_until(lambda: steps._value == 0)
-            wait_until(lambda: server.scheduler.num_running == 2)
+            wait_until(lambda: server.metric("steps_total") == num_steps + 2)
+            assert scheduler.num_running == 2
             assert top(server, "--once") == 0
         finally:
             steps.release(1000)

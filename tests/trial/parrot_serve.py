@@ -1,4 +1,4 @@
-"""`serve` over a runner without a model: steps of a millisecond."""
+"""`serve` over a runner without a model: steps of two milliseconds, and room for answers of thousands of tokens."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ def main() -> int:
     if unknown:
         print("no such option", file=sys.stderr)
         return 2
-    server = ParrotServer(on_ready=lambda model: print(f"Serving on http://127.0.0.1:{server.port}", flush=True))
-    server.runner.step_s = 0.001
+    server = ParrotServer(
+        on_ready=lambda model: print(f"Serving on http://127.0.0.1:{server.port}", flush=True),
+        max_model_len=4096,
+        num_blocks=1024,
+    )
+    server.runner.step_s = 0.002
     return server.run_here()
 
 

@@ -128,7 +128,7 @@ def test_the_first_requests_are_sent_in_the_order_of_jobs() -> None:
 def test_the_first_requests_reach_the_server_in_the_order_of_jobs() -> None:
     workload = make_workload(64, 64)
     with orderly_server() as (url, order):
-        done = run_load(workload, Target(url=url, max_run_s=10.0))
+        done = run_load(workload, Target(url=url, max_run_s=60.0))
     assert done.summary()["errors"] == 64
     assert order == [job.prompt[0] for job in workload.jobs]
 
@@ -145,7 +145,7 @@ def orderly_server(num: int = 64) -> Iterator[tuple[str, list[int]]]:
             for number in by_number:
                 poll.register(number, select.EPOLLIN | select.EPOLLET)
             while len(order) < num:
-                for number, _ in poll.poll(10.0):  # in the order in which they became readable
+                for number, _ in poll.poll(60.0):  # in the order in which they became readable
                     body = by_number[number].recv(1 << 16).partition(b"\r\n\r\n")[2]
                     order.append(json.loads(body)["prompt"][0])
             listener.close()  # nobody comes again
@@ -250,12 +250,12 @@ def test_what_a_planned_end_cuts_off_is_no_error_and_counts_in_no_figure() -> No
         is_first = request["prompt"][0] == 100
         return whole_answer(request) if is_first else HEAD + in_chunks(text_event("a") * 2, 1 << 20)
 
-    done = run(answer, workload, stop_s=0.2)
+    done = run(answer, workload, stop_s=4.0)  # long after the first ends and the second begins
     assert [(record.job, record.is_cut, record.error) for record in done.records] == [(0, False, None), (1, True, None)]
     assert len(done.records[1].event_s) == 2
     figures = done.summary()
     assert (figures["requests"], figures["errors"], figures["cut"], figures["output_tokens"]) == (2, 0, 1, 4)
-    assert figures["e2e_ms"]["max"] < 200
+    assert figures["e2e_ms"]["max"] == pytest.approx(1e3 * (done.records[0].end_s - done.records[0].sent_s))
 
 
 def test_a_request_that_was_never_sent_makes_the_run_no_longer() -> None:
@@ -329,10 +329,10 @@ def test_another_machine_is_not_loaded_unasked(capsys: pytest.CaptureFixture[str
 
 
 def test_no_server_is_one_sentence() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with pytest.raises(LoadError, match="no server at"):
-        run_load(make_workload(), Target(url=f"http://127.0.0.1:{port}"))
+    with socket.socket() as taken:  # and nobody listens there
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(LoadError, match="no server at"):
+            run_load(make_workload(), Target(url=f"http://127.0.0.1:{taken.getsockname()[1]}"))
 
 
 def test_the_command_prints_and_writes_and_fails_where_a_request_failed(

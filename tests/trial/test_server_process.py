@@ -53,8 +53,8 @@ SERVES = "print('Serving on http://127.0.0.1:7 (try it)', flush=True);"
 
 
 def test_it_is_told_where_it_serves_and_ended_gently(tmp_path: Path) -> None:
-    waits = "import signal, sys; signal.signal(15, lambda *_: sys.exit(0)); print('loading');" + SERVES
-    with child(waits + "signal.pause()", tmp_path) as server:
+    waits = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); print('loading');" + SERVES
+    with child(waits + "signal.sigwait([15])", tmp_path) as server:
         assert server.url() == "http://127.0.0.1:7"
         assert server.pid
         server.check()
@@ -92,9 +92,9 @@ def test_a_server_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_server_that_ends_badly_is_named(tmp_path: Path) -> None:
-    program = "import signal, sys; signal.signal(15, lambda *_: sys.exit(1));" + SERVES
+    program = "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [15]);" + SERVES
     with pytest.raises(ServerFailed, match="the server ended with status 1"):
-        wait_for(child(program + "signal.pause()", tmp_path))
+        wait_for(child(program + "sys.exit(signal.sigwait([15]) == 15)", tmp_path))
 
 
 def test_what_is_raised_ends_the_server_at_once(tmp_path: Path) -> None:

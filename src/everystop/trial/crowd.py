@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections.abc import Sequence
 
 from everystop.core.errors import EverystopError
@@ -40,8 +41,16 @@ class Stream(asyncio.Protocol):
         if not self.num_events:
             self.head += data
         self.num_events += data.count(b"\n\n")
-        has_ended = b"data: [DONE]" in data or not b"HTTP/1.1 200".startswith(self.head[:12])
+        has_ended = b"data: [DONE]" in data or self._is_refused()
         self._crowd.note(self, has_ended=has_ended)
+
+    def _is_refused(self) -> bool:
+        """The server has said no, and why; head and reason may come one after the other."""
+        if b"HTTP/1.1 200".startswith(self.head[:12]):
+            return False
+        head, end, body = self.head.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+        return bool(end) and (length is None or len(body) >= int(length[1]))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more comes."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import uvloop
 
+from everystop.core.durations import NS_PER_S
 from everystop.core.errors import EverystopError
 from everystop.observe.distribution import distribution_ms
 from everystop.sim.workloads import Workload
@@ -112,7 +113,6 @@ class Load:
         self._target = target
         self._progress = progress
         self._num_over = 0
-        self._started_s = 0.0
         records = [Record(i, job.group, len(job.prompt), job.max_tokens) for i, job in enumerate(workload.jobs)]
         self._run = Run(workload.name, num_clients or workload.num_clients, records)
 
@@ -127,7 +127,7 @@ class Load:
                 f"no server at {self._target.url}: {error.strerror or error}; start it, or correct the URL"
             ) from None
         cpu_s = time.process_time()
-        self._started_s, self._run.start_ns = time.perf_counter(), time.monotonic_ns()
+        self._run.start_ns = time.monotonic_ns()
         begun: list[asyncio.Task[None]] = []
         try:
             async with asyncio.timeout(self._target.stop_s or self._target.max_run_s):
@@ -160,7 +160,8 @@ class Load:
             self._run.records = [record for record in self._run.records if record.sent_s >= 0 or record.error]
 
     def _now_s(self) -> float:
-        return time.perf_counter() - self._started_s
+        """Seconds since `start_ns`, by its own clock: a pause between looks at two would stay in all times."""
+        return (time.monotonic_ns() - self._run.start_ns) / NS_PER_S
 
     async def _connect(self) -> Connection:
         where, loop = self._target.where, asyncio.get_running_loop()

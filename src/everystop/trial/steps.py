@@ -155,12 +155,16 @@ def step_cost(before: Look, after: Look, *, pid: int, num_rows: int, context: in
     )
 
 
-async def measure(server: OwnServer, num_rows: int, *, num_steps: int, context: int, seed: int = 0) -> StepCost:
-    """Have a server decode so many rows for so many steps, and say what a step cost.
+async def measure(
+    server: OwnServer, num_rows: int, *, num_steps: int, context: int, seed: int = 0, num_spare: int | None = None
+) -> StepCost:
+    """Have a server decode so many rows for so many steps, and say what a step cost. Answers are `num_spare` tokens
+    longer, `num_steps` unless said, so that no client is done before the counters are read.
 
     Raises StepsMixed, CrowdFailed and ServerFailed.
     """
-    crowd = Crowd(requests_of(num_rows, context, WARM_UP + 2 * num_steps, seed))
+    num_spare = num_steps if num_spare is None else num_spare
+    crowd = Crowd(requests_of(num_rows, context, WARM_UP + num_steps + num_spare, seed))
 
     async def look(*, is_last: bool) -> Look:
         """Reading the counters takes the server's time, which is not counted."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from benchmarks.peers.openvino_front import Refused, read_request
-from benchmarks.peers.process import free_port
 from tests.benchmarks.peers.fake import make_front
 
 from everystop.sim.workloads import Job, Workload
@@ -31,7 +30,7 @@ ASKED: dict[str, Any] = {
 @pytest.fixture
 def port() -> Iterator[int]:
     """A front in a thread of its own."""
-    front, is_over = make_front(found := free_port()), threading.Event()
+    front, is_over = make_front(0), threading.Event()
 
     def serve() -> None:
         while not is_over.is_set():
@@ -39,9 +38,9 @@ def port() -> Iterator[int]:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    yield found
+    yield front.port
     is_over.set()
-    socket.create_connection(("127.0.0.1", found)).close()  # wakes it
+    socket.create_connection(("127.0.0.1", front.port)).close()  # wakes it
     thread.join()
     front.close()
 
