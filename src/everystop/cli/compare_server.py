@@ -82,7 +82,7 @@ def on_server(
     names = [arguments.policies or SERVER]
     try:
         return compare(
-            workload, names, arguments.repeats, play, watcher, num_warm_up_jobs=16, settings=described | method
+            workload, names, arguments.repeats, play, watcher, num_warm_up_jobs=16, settings={**described, **method}
         )
     except WarmUpFailed as error:
         if not NOT_TAKEN.search(str(error)):
