@@ -213,13 +213,17 @@ class Service:
             self._http.cut_off_laggards,
             self._say_status,
         )
+        failing: set[Callable[[], None]] = set()  # of which the log has been told
         while True:
             self.state.stall_clock.turn()
             for see_to_it in affairs:
                 try:
                     see_to_it()
+                    failing.discard(see_to_it)
                 except Exception:
-                    logger.exception("the server could not see to its own affairs; serving goes on")
+                    if see_to_it not in failing:
+                        logger.exception("the server could not see to its own affairs; serving goes on")
+                    failing.add(see_to_it)
             await asyncio.sleep(TICK_S)
 
     def _say_status(self) -> None:
