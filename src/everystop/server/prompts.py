@@ -94,8 +94,11 @@ def check_length(name: str, length: int, limit_tokens: int) -> None:
 
 
 def _with_default_length(params: SamplingParams, prompts: list[tuple[int, ...]], model: ServedModel) -> SamplingParams:
-    """Where a request is silent, the model's recommended output length as far as it fits; else all that fits."""
+    """Where a request is silent, the model's recommended output length as far as it fits, but no less than
+    `min_tokens`; else all that fits.
+    """
     default = model.accepted.defaults.max_tokens
     if params.max_tokens is not None or default is None:
         return params
-    return replace(params, max_tokens=max(1, min(default, model.limit_tokens - max(map(len, prompts)))))
+    wanted = max(default, params.min_tokens)
+    return replace(params, max_tokens=max(1, min(wanted, model.limit_tokens - max(map(len, prompts)))))
