@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from everystop.machine import allowed_memory_bytes, default_num_threads
+from everystop.machine import allowed_memory_bytes, available_memory_bytes, default_num_threads
 
 
 def make_root(folder: Path, files: dict[str, str]) -> Path:
@@ -66,3 +66,23 @@ def test_allowed_memory(tmp_path: Path, files: dict[str, str], expected: int | N
     machine = allowed_memory_bytes(tmp_path / "empty")
     assert machine > 1 << 26
     assert allowed_memory_bytes(make_root(tmp_path, files)) == (machine if expected is None else expected)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   7 kB\n"}, 7 * 1024),
+        ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "9000\n",
+          "sys/fs/cgroup/a/memory.current": "8000\n"}, 1_000),
+        ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "9000\n",
+          "sys/fs/cgroup/a/memory.current": "9000\n",
+          "sys/fs/cgroup/a/memory.stat": "anon 2000\nfile 7000\ninactive_file 6000\nactive_file 1000\n"}, 6_000),
+        ({"proc/self/cgroup": "3:memory:/x\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "5000\n",
+          "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "5000\n",
+          "sys/fs/cgroup/memory/x/memory.stat": "inactive_file 1\ntotal_inactive_file 3000\n"}, 3_000),
+    ],
+    ids=["machine", "v2", "v2, much of it files", "v1, much of it files"],
+)  # fmt: skip
+def test_available_memory(tmp_path: Path, files: dict[str, str], expected: int) -> None:
+    """A model file that has been read fills the cgroup with pages that the kernel gives up when it needs them."""
+    assert available_memory_bytes(make_root(tmp_path, files)) == expected

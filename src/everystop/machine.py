@@ -39,12 +39,19 @@ def available_memory_bytes(root: Path = ROOT) -> int:
 
 
 def _memory_left(root: Path) -> Iterator[int]:
-    """What each limit leaves, in bytes."""
+    """What each limit leaves, in bytes; pages of files that nobody has read for a while are given up for others."""
     for controllers, folder in _cgroup_folders(root, "memory"):
         limit = _read(folder / ("memory.limit_in_bytes" if controllers else "memory.max"))
         used = _read(folder / ("memory.usage_in_bytes" if controllers else "memory.current"))
         if limit.isdigit() and used.isdigit():
-            yield max(0, int(limit) - int(used))
+            used_bytes = int(used) - _idle_file_bytes(folder, "total_inactive_file" if controllers else "inactive_file")
+            yield max(0, int(limit) - used_bytes)
+
+
+def _idle_file_bytes(folder: Path, name: str) -> int:
+    """A line of a cgroup's `memory.stat`; 0 without it."""
+    lines = (line.split() for line in _read(folder / "memory.stat").splitlines())
+    return next((int(words[1]) for words in lines if len(words) == 2 and words[0] == name), 0)
 
 
 def _num_physical_cores(cpus: set[int], root: Path) -> int:

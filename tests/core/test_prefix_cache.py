@@ -161,6 +161,27 @@ def test_row_that_fails_leaves_nothing_to_be_found() -> None:
     assert cached(harness, 1) == 0
 
 
+@pytest.mark.parametrize("leaves", ["preempted", "aborted"])
+def test_row_that_fails_after_its_request_has_left_leaves_nothing_to_be_found(leaves: str) -> None:
+    """At depth 1 a request may lose its place, or its client, while the row is on its way that shows the fault."""
+    scheduler = make_scheduler(policy="priority", max_num_seqs=1, max_num_batched_tokens=16)
+    harness = Harness(scheduler, depth=1)
+    harness.runner.fail[0] = "nan_logits"  # the first row that samples: the last of three chunks
+    request = harness.add(make_request(0, list(range(40)), max_tokens=3, priority=5))
+    for _ in range(3):
+        harness.turn()
+    pool = scheduler.kv.pool
+    assert all(pool.find(key) is not None for key in request.block_keys[:2])
+    if leaves == "preempted":
+        harness.add(make_request(1, 20, max_tokens=3, priority=0))
+    else:
+        harness.abort(0)
+    harness.run()
+    assert harness.counts["preemptions"] == (leaves == "preempted")
+    assert harness.finished[0].reason == ("error" if leaves == "preempted" else "abort")
+    assert [pool.find(key) for key in request.block_keys[:2]] == [None, None]
+
+
 def test_request_aborted_in_flight_leaves_no_block_that_its_row_may_spoil() -> None:
     harness = Harness(make_scheduler())
     harness.add(make_request(0, list(range(40)), max_tokens=3))

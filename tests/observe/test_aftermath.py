@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.observe.runs import MS, Run
 
+from everystop.observe import aftermath
 from everystop.observe.aftermath import COST_SHARE, MAX_SAVED_NS, PATIENCE_NS, Aftermath
 from everystop.observe.history import Client
 from everystop.observe.life import Life
@@ -91,3 +92,18 @@ def test_a_listener_that_fails_does_not_keep_it_from_the_others(caplog: pytest.L
     told.answer(1)
     told.aftermath.tick(told.run.now_ns)
     assert len(told.told) == len(caplog.records) == 1
+
+
+def test_a_life_that_cannot_be_cut_keeps_nobody_from_being_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> Life:
+        raise LookupError("a step is missing")
+
+    told = Told()
+    for request_id in (1, 2):
+        told.answer(request_id)
+    monkeypatch.setattr(aftermath, "life_of", fail)
+    told.aftermath.tick(told.run.now_ns)
+    assert told.told == [("cmpl-1", None), ("cmpl-2", None)]
+    assert len(caplog.records) == 2

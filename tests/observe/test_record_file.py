@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from everystop.core.plan import StepPlan
 from everystop.core.policy import PolicySettings
 from everystop.observe.record_file import MAX_OLD_RECORDS, create_private
 from everystop.observe.recorder import Recorder
 
 
-def write_record(path: Path) -> bytes:
+def write_record(path: Path, *, has_requests: bool = False) -> bytes:
     recorder = Recorder(path, "continuous", PolicySettings())
     recorder.started({})
+    recorder.scheduled(StepPlan(step_id=0), 1)
+    if has_requests:
+        recorder.aborted(0, 2)
     recorder.close()
     return path.read_bytes()
 
@@ -39,6 +43,23 @@ def test_a_restart_keeps_the_record_of_the_run_that_crashed(tmp_path: Path) -> N
     kept = [path, *(tmp_path / f"run.gz.{number}" for number in range(1, MAX_OLD_RECORDS + 1))]
     assert sorted(tmp_path.iterdir()) == sorted(kept)
     assert [each.read_bytes() for each in kept] == written[::-1][: len(kept)]
+
+
+def test_starts_that_served_nobody_push_out_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "run.gz"
+    of_a_run = write_record(path, has_requests=True)
+    for _ in range(MAX_OLD_RECORDS + 2):
+        write_record(path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["run.gz", "run.gz.1"]
+    assert (tmp_path / "run.gz.1").read_bytes() == of_a_run
+
+
+def test_a_record_that_was_cut_off_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "run.gz"
+    cut_off = write_record(path)[:-12]
+    path.write_bytes(cut_off)
+    write_record(path)
+    assert (tmp_path / "run.gz.1").read_bytes() == cut_off
 
 
 def test_a_gap_among_the_old_records_is_filled_before_any_is_given_up(tmp_path: Path) -> None:

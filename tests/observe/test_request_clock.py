@@ -53,6 +53,19 @@ def test_times_are_those_of_events_and_steps_whenever_they_are_read() -> None:
     assert late.first_token_ns - late.received_ns == run.explain(2).ttft_ns
 
 
+def test_cached_tokens_are_those_of_the_usage_also_where_they_were_found_after_boarding() -> None:
+    """Two prompts that begin alike are computed in turns, and each skips what the other has computed."""
+    run = Run(max_num_seqs=2, max_num_batched_tokens=32)
+    clock = followed(run, 0)
+    run.add(0, prompt=128, max_tokens=2)
+    run.add(1, prompt=128, max_tokens=2, topic=0)
+    run.finish()
+    trail, times = run.history.trails[0], clock.read()
+    assert trail.finish is not None
+    assert times is not None
+    assert times.num_cached_tokens == trail.finish.num_cached_tokens > trail.admits[0].num_cached_tokens
+
+
 def test_a_forgotten_request_keeps_its_times() -> None:
     run = Run(history=History(num_finished=0))
     clock = followed(run, 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from array import array
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from everystop.core.request import FinishReason
 from everystop.core.step_time import UNKNOWN_STEP_TIMES
 from everystop.observe.history import History, StepRecord
 from everystop.server.crash_file import EVENTS_NS, Crash, CrashFiles, Snapshot
+from everystop.server.state import ServerState
+from everystop.server.watchdog import Watchdog
 
 STALL = Crash("engine_stalled", "no step has come back")
 S = 1_000_000_000
@@ -101,3 +105,25 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space left"):
         CrashFiles(tmp_path, 3, {}).write(STALL, Snapshot(), {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_failure_that_comes_while_the_watchdog_looks_is_kept_though_the_server_ends(tmp_path: Path) -> None:
+    is_looking, may_go_on = threading.Event(), threading.Event()
+
+    def look_long() -> None:
+        is_looking.set()
+        may_go_on.wait(10.0)
+
+    async def end_while_it_looks() -> None:
+        watchdog = Watchdog(ServerState(stall_timeout_s=2.0), CrashFiles(tmp_path, 3, {}), when_live=look_long)
+        watchdog.start(asyncio.get_running_loop())
+        assert await asyncio.to_thread(is_looking.wait, 10.0)
+        watchdog.engine_failed(RuntimeError("it broke"))
+        ending = asyncio.create_task(asyncio.to_thread(watchdog.stop))
+        await asyncio.sleep(0.1)
+        may_go_on.set()
+        await ending
+
+    asyncio.run(end_while_it_looks())
+    [path] = tmp_path.glob("crash-*.jsonl")
+    assert json.loads(path.read_text().splitlines()[0])["reason"] == "engine_failed"

@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from tests.server.parrot import ParrotServer, parrot, wait_until
@@ -109,6 +110,31 @@ def test_refused_ones_are_dropped_without_a_word_where_they_are_too_many(small: 
         assert all(one.recv(65536).startswith(b"HTTP/1.1 503") for one in told)
         assert all(map(shut, dropped))
     wait_until(lambda: small.get("/health")[0] == 200)
+
+
+def test_answers_that_nobody_takes_keep_no_places() -> None:
+    """A connection that is closed goes when its last answer has been taken, which a client may put off."""
+    body = json.dumps({"prompt": "abc", "ignore_eos": True, "logprobs": 5, "max_tokens": 400})
+    asked = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(parrot(max_model_len=2048, num_blocks=1024))
+        server._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        http = server.service._http
+        wait_until(lambda: not http.server_state.connections)
+        http.config.max_connections, http.config.max_refused = 3, 2
+        before = http.server_state.total_requests
+
+        def has_answered(num: int) -> bool:
+            return http.server_state.total_requests == before + num
+
+        for num in range(1, 11):
+            one = stack.enter_context(socket.socket())
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect(("127.0.0.1", server.port))
+            one.sendall(asked)
+            wait_until(partial(has_answered, num))
+        wait_until(lambda: len(http.server_state.connections) <= 3 + 2, 5.0)
+        assert server.get("/health")[0] == 200
 
 
 def test_a_part_of_the_descriptors_is_kept_for_all_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from tests.core.fuzz import ABORT_RATES, STEPS_PER_EPISODE, Episode
 from tests.core.harness import Harness, make_request
 from tests.core.hash_model import EOS, HashModelRunner
 
+import everystop.observe.recorder as recorder_module
 from everystop import cli
 from everystop.core.errors import RecordError, TenantQueueFull
 from everystop.core.events import ArrivalEvent, FinishEvent, StepEvent
@@ -184,6 +185,28 @@ def test_two_records_of_one_run_share_no_key(tmp_path: Path) -> None:
         keys.append({key for line in lines if line.startswith('["keys"') for key in json.loads(line)[2]})
     assert keys[0]
     assert not keys[0] & keys[1]
+
+
+def test_names_of_tenants_do_not_fill_the_memory_and_replay_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients who name themselves may come under a new name each time; those behind the first are told apart too."""
+    monkeypatch.setattr(recorder_module, "MAX_NUMBERED_TENANTS", 5)
+    recorder = Recorder(tmp_path / "run.gz", "fair", SETTINGS)
+    kv = KVCache(num_blocks=24, block_size=4, enable_prefix_caching=True)
+    limits = Limits(max_num_seqs=2, max_num_batched_tokens=24, max_model_len=80)
+    harness = Harness(RecordingScheduler(limits, kv, make_policy("fair", SETTINGS), recorder))
+    for i in range(30):
+        harness.add(make_request(i, 5, max_tokens=6, tenant=f"visitor {i % 10}"))
+    harness.run()
+    recorder.close()
+    assert len(recorder._formatter._tenants) == 5
+    assert replay(tmp_path / "run.gz").first_difference is None
+    events = recorded_events(tmp_path / "run.gz")
+    numbers = [event.tenant for event in events if isinstance(event, ArrivalEvent)]
+    assert numbers[:10] == numbers[10:20] == numbers[20:]
+    assert len(set(numbers)) == 10
+    assert numbers[:2] == ["3", "4"], "behind the three that have a share"
 
 
 def test_record_that_was_cut_off_replays_up_to_there(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class Riders:
 
 @dataclass(slots=True)
 class Outstanding:
-    """A plan on its way: who is behind each row, and block tables to release when it is back.
+    """A plan on its way: who is behind each row, and block tables to release when it is back, each with whose it was.
 
     A step planned by time has a target and a predicted duration, others 0 and 0. Of the plan's tokens,
     `num_recomputed_tokens` had been there before a preemption.
@@ -36,7 +36,7 @@ class Outstanding:
     plan: StepPlan
     scheduled_ns: int
     riders: Riders
-    deferred: list[list[int]]
+    deferred: list[tuple[int, list[int]]]
     target_ns: int = 0
     predicted_ns: int = 0
     num_recomputed_tokens: int = 0
@@ -68,7 +68,7 @@ class Batch:
     @property
     def num_promised_blocks(self) -> int:
         """Blocks that come back with plans on their way."""
-        return sum(len(table) for out in self.outstanding for table in out.deferred)
+        return sum(len(table) for out in self.outstanding for _, table in out.deferred)
 
     @property
     def tables(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -148,7 +148,7 @@ class Batch:
         for outstanding in reversed(self.outstanding):
             if request.last_served_step == outstanding.plan.step_id:
                 self._withdraw_in_flight(request, table)
-                outstanding.deferred.append(table)
+                outstanding.deferred.append((request.request_id, table))
                 return len(table)
         self.kv.release(table)
         return 0
@@ -162,7 +162,18 @@ class Batch:
         for block in table[first : request.num_published_blocks]:
             self.kv.pool.withdraw(block)
 
+    def withdraw(self, request: Request, landed: Outstanding) -> None:
+        """A row of the request in the plan that is back has failed: its blocks become unmatchable, those that it has
+        given back meanwhile too. Earlier chunks may be as wrong as this row, unseen without logits.
+        """
+        self.kv.withdraw(request, 0)
+        given_back = [each for outstanding in (landed, *self.outstanding) for each in outstanding.deferred]
+        for request_id, table in given_back:
+            if request_id == request.request_id:
+                for block in table:
+                    self.kv.pool.withdraw(block)
+
     def release_deferred(self, landed: Outstanding) -> None:
         """Blocks that waited for a plan return to the pool."""
-        for table in landed.deferred:
+        for _, table in landed.deferred:
             self.kv.release(table)

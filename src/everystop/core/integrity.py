@@ -32,7 +32,7 @@ def _check_blocks(scheduler: Scheduler) -> None:
     references: dict[int, int] = {}
     batch = scheduler.batch
     tables = [request.block_table for request in (*scheduler.requests.values(), *batch.held.values())]
-    tables += [table for outstanding in batch.outstanding for table in outstanding.deferred]
+    tables += [table for outstanding in batch.outstanding for _, table in outstanding.deferred]
     for table in tables:
         for block in table:
             references[block] = references.get(block, 0) + 1

@@ -237,6 +237,8 @@ class Scheduler:
             riders.requests, riders.epochs, rows.nums_tokens, rows.logits_from, result.rows, strict=True
         ):
             if epoch < 0 or request.state is RequestState.FINISHED:
+                if epoch >= 0 and isinstance(out, str) and out != NO_TOKEN_LEFT:
+                    self.batch.withdraw(request, outstanding)
                 num_wasted += 1
                 accepted.append(())
                 result.prompt_logprobs.pop(request.request_id, None)
@@ -250,7 +252,7 @@ class Scheduler:
                 self._finish(request, FinishReason.STOP, NO_TOKEN_LEFT, now_ns)
                 accepted.append(())
             elif isinstance(out, str):
-                self.kv.withdraw(request, 0)  # earlier chunks may be as wrong as this one, unseen without logits
+                self.batch.withdraw(request, outstanding)
                 self._finish(request, FinishReason.ERROR, out, now_ns)
                 accepted.append(())
             else:

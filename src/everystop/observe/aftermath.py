@@ -27,8 +27,8 @@ class Aftermath:
 
     `note` hears of each and costs an append. `tick` waits until the engine has said how each ended, cuts, in the order
     of their ends, as many as there is time for in the thread's `share`, and tells `on_life` of each request once: the
-    life of the sequence that ended last, which covers the whole answer; None where there was no time for it, or it is
-    forgotten.
+    life of the sequence that ended last, which covers the whole answer; None where there was no time for it, it is
+    forgotten, or cutting it has failed.
     """
 
     def __init__(self, history: History, share: ThreadShare | None = None) -> None:
@@ -62,7 +62,11 @@ class Aftermath:
             return None
         with self._share.paid():
             last = max(trails, key=lambda trail: (_end_ns(trail, now_ns), trail.request_id))
-            return life_of(self._history, last, now_ns)
+            try:
+                return life_of(self._history, last, now_ns)
+            except Exception:
+                logger.exception("where the time of a request went could not be worked out; serving goes on")
+                return None
 
     def _tell(self, client: Client, life: Life | None) -> None:
         for tell in self.on_life:

@@ -25,9 +25,9 @@ and, only if the user asked for token ids:
 In an update, `rows` runs parallel to the rows of the oldest plan that has not come back: the number of tokens sampled,
 or [number, index of each that is a stop token ...], or the code of a failure. Keys stand after their request's calls:
 they are complete when it ends, and hashed again with a salt of this record alone; so do outputs. Tenants are numbered:
-those with a share of their own first, in the order of `shares`, then the others in order of appearance. A client stands
-where its answer was done, give or take 256 calls; a time that never came is null. Otherwise there are no token ids and
-no text.
+those with a share of their own first, in the order of `shares`, then the others in order of appearance; beyond
+10,000 tenants a number is a hash of the name, with that salt. A client stands where its answer was done, give or take
+256 calls; a time that never came is null. Otherwise there are no token ids and no text.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ log = logging.getLogger("everystop.recorder")
 
 CALLS_PER_BATCH = 256
 KEY_DIGITS = 32
+MAX_NUMBERED_TENANTS = 10_000  # clients may name themselves, as often as they like
+HASHED_TENANTS = 1 << 56  # the least number of those beyond them
 _PLAIN = SamplingParams()
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -214,10 +216,20 @@ class _Formatter:
             params.min_tokens,
             params.n,
             len(request.stop_ids),
-            self._tenants.setdefault(request.tenant, len(self._tenants)),
+            self._number_of(request.tenant),
             request.priority,
             *(more if more != [None, None] else ()),
         ]
+
+    def _number_of(self, tenant: str) -> int:
+        """The same each time, though names are kept of `MAX_NUMBERED_TENANTS` at most, or of those with a share."""
+        number = self._tenants.get(tenant)
+        if number is None and len(self._tenants) < MAX_NUMBERED_TENANTS:
+            number = self._tenants[tenant] = len(self._tenants)
+        if number is None:
+            digest = hashlib.sha256(self._salt + tenant.encode("utf-8", "surrogatepass")).digest()
+            number = HASHED_TENANTS + int.from_bytes(digest[:7], "little")
+        return number
 
     def _update(self, now_ns: int, plan: StepPlan, result: StepResult) -> list[Any]:
         rows: list[int | list[int] | str] = []

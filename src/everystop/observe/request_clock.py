@@ -54,8 +54,10 @@ class RequestClock:
         self._follow(until_first=trail.finish is not None)
         first_ns = self._first_ns
         last_ns, num_output_tokens = self._last_ns, self._num_output_tokens
+        num_cached_tokens = trail.admits[0].num_cached_tokens
         if trail.finish is not None:
             num_output_tokens = trail.finish.num_output_tokens
+            num_cached_tokens = trail.finish.num_cached_tokens  # with what others computed after it had boarded
             last_ns = trail.finish.now_ns if num_output_tokens else None
         return RequestTimes(
             client.received_ns,
@@ -64,7 +66,7 @@ class RequestClock:
             first_ns,
             last_ns,
             trail.arrival.num_prompt_tokens,
-            trail.admits[0].num_cached_tokens,
+            num_cached_tokens,
             num_output_tokens,
         )
 

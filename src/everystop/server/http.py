@@ -37,7 +37,7 @@ from everystop.server.unsent import Unsent, unsent_of
 MAX_HEADER_BYTES = 64 * 1024
 PIECE_BYTES = 16 * 1024  # are parsed before what has come is counted; a read may bring more than all bounds
 MAX_PIPELINED = 16
-MAX_REFUSED = 32  # connections beyond all that may be, which are still told why
+MAX_REFUSED = 32  # connections beyond all that may be, which are still told why, or what they have not taken yet
 MAX_UNSENT_BYTES = 16 * 1024 * 1024  # that wait for one reader
 MAX_UNSENT_BYTES_IN_ALL = 256 * 1024 * 1024
 KEEP_ALIVE_S = 65
@@ -81,12 +81,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._make_room()
 
     def _make_room(self) -> None:
-        """This is one more than there may be: whoever has had no request for longest goes, which may be this one."""
+        """This is one more than there may be: whoever has had no request for longest goes, which may be this one. What
+        it has not taken of its last answer is still sent, unless too many are on their way out.
+        """
         config, num = self.config, len(self.connections)
+        has_time = num <= config.max_connections + config.max_refused
         longest, _ = config.idle.popitem(last=False)
         if longest is not self:
-            longest.transport.close()
-        elif num <= config.max_connections + config.max_refused:
+            (longest.transport.close if has_time else longest.transport.abort)()
+        elif has_time:
             self._refuse(TooManyConnections(f"{num - 1:,} connections have requests, and no more are taken; try again"))
         else:
             self.transport.abort()

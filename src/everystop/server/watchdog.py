@@ -72,10 +72,14 @@ class Watchdog:
             self._wake.wait(self._clock.beat_s)
             self._wake.clear()
             self._clock.beat()
-            try:
-                self._look()
-            except Exception:
-                logger.exception("the watchdog could not look; serving goes on")
+            self._try_to_look()
+        self._try_to_look()  # at a failure that came while it looked
+
+    def _try_to_look(self) -> None:
+        try:
+            self._look()
+        except Exception:
+            logger.exception("the watchdog could not look; serving goes on")
 
     def _look(self) -> None:
         failure, self._failure = self._failure, None
