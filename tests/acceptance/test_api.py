@@ -10,6 +10,7 @@ import http.client
 import json
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -374,7 +375,7 @@ def check_ac_43(server: ParrotServer, deadline_s: float = 60.0) -> float:
 def test_ac_43_a_failing_step_ends_its_streams_with_an_error_event() -> None:
     def end_s() -> float:
         with parrot() as server:
-            server.runner.step_s = 0.002
+            server.runner.step_s = 0.01
             return check_ac_43(server)
 
     assert least(end_s, enough=1.0, tries=5) < 1.0
@@ -392,7 +393,7 @@ def test_ac_43_on_the_embedded_model() -> None:
 def test_mutant_ac_43_nobody_tells_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Service, "_fail", lambda service, error: None)
     with parrot() as server:
-        server.runner.step_s = 0.002
+        server.runner.step_s = 0.01
         with pytest.raises(AssertionError, match="the stream stays open after the failure"):
             check_ac_43(server, deadline_s=0.5)
 
@@ -417,58 +418,69 @@ class Ends:
 def check_ac_44(server: ParrotServer, deadline_s: float = 60.0) -> None:
     """Two slots: one client leaves while it decodes, one in its long prefill, one in the queue; streamed and not.
 
-    Each step takes some turns of the server's loop, so that the loop of a busy machine gets on as fast as its engine.
+    Each step takes some turns of the server's loop, so that the loop of a busy machine gets on as fast as its engine,
+    and the engine steps only while somebody waits here, so that nobody gets further than is looked for.
     """
-    gate = slow_down(server)
+    wait = slow_down(server)
     ends = Ends(server)
     requests = server.scheduler.requests
     for stream in (True, False):
         with ExitStack() as stack:
-            decoding = arrive(stack, server, "a b", stream)
-            wait_until(lambda request=requests[decoding[1]]: request.num_output_tokens > 0)  # type: ignore[misc]
-            prefilling = arrive(stack, server, "a b " * 220, stream)
-            wait_until(lambda request=requests[prefilling[1]]: request.num_computed_tokens > 0)  # type: ignore[misc]
-            waiting = arrive(stack, server, "c d", stream)
+            decoding = arrive(stack, server, wait, "a b", stream)
+            wait(lambda request=requests[decoding[1]]: request.num_output_tokens > 0)
+            prefilling = arrive(stack, server, wait, "a b " * 220, stream)
+            wait(lambda request=requests[prefilling[1]]: request.num_computed_tokens > 0)
+            waiting = arrive(stack, server, wait, "c d", stream)
             assert requests[prefilling[1]].num_output_tokens == 0
             assert requests[waiting[1]].state == "waiting"
             for connection, request_id in (waiting, prefilling, decoding):
-                gate.clear()
                 before = server.scheduler._next_step_id
                 connection.close()
-                gate.set()
-                wait_until(lambda request_id=request_id: request_id in ends.steps, deadline_s)  # type: ignore[misc]
+                wait(lambda request_id=request_id: request_id in ends.steps, deadline_s)
                 num_steps = ends.steps[request_id] - before
                 assert num_steps <= 5, f"removed {num_steps} steps after its client had left"
-    wait_until(lambda: server.num_free_blocks == server.num_blocks)
-    wait_until(lambda: server.service.state.num_open == 0)
+    wait(lambda: server.num_free_blocks == server.num_blocks)
+    wait(lambda: server.service.state.num_open == 0)
 
 
-def arrive(stack: ExitStack, server: ParrotServer, prompt: str, stream: bool) -> tuple[http.client.HTTPConnection, int]:
+def arrive(
+    stack: ExitStack, server: ParrotServer, wait: Any, prompt: str, stream: bool
+) -> tuple[http.client.HTTPConnection, int]:
     """A request whose answer nobody reads, and its id."""
     known = set(server.scheduler.requests)
     connection = stack.enter_context(closing(server.connect()))
     body = {"prompt": prompt, "stream": stream, "ignore_eos": True, "max_tokens": 100}
     connection.request("POST", COMPLETIONS, json.dumps(body))
-    wait_until(lambda: set(server.scheduler.requests) - known != set())
+    wait(lambda: set(server.scheduler.requests) - known != set())
     return connection, max(server.scheduler.requests)
 
 
-def slow_down(server: ParrotServer) -> threading.Event:
-    """Each step of the engine takes 10 ms and four turns of the server's loop longer, and waits for the gate."""
+def slow_down(server: ParrotServer) -> Any:
+    """Each step of the engine takes 10 ms and four turns of the server's loop longer, and begins only while somebody
+    waits by what is returned, which is `wait_until` otherwise.
+    """
     runner = server.engine._runner
-    execute, gate = runner.execute, threading.Event()
-    gate.set()
+    execute, may_step = runner.execute, threading.Event()
 
     def slowly(plan: StepPlan) -> Any:
-        gate.wait(60)
+        while not (may_step.wait(0.05) or server.service.state.is_ending):
+            pass
+        may_step.clear()
         time.sleep(0.01)
         for _ in range(4):
             if not server.service.state.is_ending:
                 asyncio.run_coroutine_threadsafe(asyncio.sleep(0), server.loop).result(60)
         return execute(plan)
 
+    def wait(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
+        def is_so() -> bool:
+            may_step.set()
+            return condition()
+
+        wait_until(is_so, deadline_s)
+
     runner.execute = slowly
-    return gate
+    return wait
 
 
 def test_ac_44_requests_of_clients_that_left_are_removed() -> None:

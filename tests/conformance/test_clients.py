@@ -50,7 +50,7 @@ def test_the_openai_client_comes_back_after_429() -> None:
             later = ThreadPoolExecutor(1).submit(client.completions.create, model=MODEL, prompt="later")
             wait_until(lambda: len(statuses) == 2)
         assert later.result(60).choices[0].text == "later"
-    assert statuses == [429, 429, 200]
+    assert (set(statuses[:-1]), statuses[-1]) == ({429}, 200)
 
 
 def test_errors_of_the_server_are_the_clients_exceptions() -> None:

@@ -177,9 +177,15 @@ def test_refused_request_is_answered_and_leaves_others_alone() -> None:
 
 
 def test_abort_ends_a_request_and_unknown_ids_are_ignored() -> None:
-    with running_engine(CountingRunner()) as client:
+    is_aborted = threading.Event()
+
+    def hold(plan: StepPlan, result: StepResult) -> None:
+        assert is_aborted.wait(WAIT_S)
+
+    with running_engine(CountingRunner(hold)) as client:
         request_id = client.submit(max_tokens=450)
         client.engine.abort(Abort((12345, request_id)))
+        is_aborted.set()
         outputs = client.collect(1)[request_id]
         assert outputs[-1].finish_reason == "abort"
         other = client.submit()

@@ -155,7 +155,7 @@ def test_closing_ends_a_call_in_another_thread_and_may_be_repeated() -> None:
 
     def generate() -> None:
         try:
-            llm.generate("Once", ENDLESS)
+            llm.generate(["Once upon a time"] * 64, ENDLESS)
         except EngineDead as error:
             ends.append(error)
 
@@ -185,7 +185,7 @@ def test_a_program_that_ends_ends_cleanly(ending: str) -> None:
         f"from everystop import LLM, SamplingParams\nllm = LLM('smollm2', {settings})\n"
         f"print(llm.generate({QUESTION!r}, SamplingParams(max_tokens=2, temperature=0))[0].outputs[0].text)\n{ending}\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (result.returncode, result.stdout) == (0, " Paris.\n")
     assert result.stderr == ""
     assert "leaked" not in result.stderr

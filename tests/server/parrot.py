@@ -123,6 +123,17 @@ class ParrotRunner:
                 result.prompt_logprobs[each.request_id] = self._score(each)
         return result
 
+    def hold_after_first_token(self) -> threading.Event:
+        """Have steps that go on with an answer wait for the event that is returned; first tokens come as ever."""
+        gate = threading.Event()
+
+        def wait(plan: StepPlan) -> None:
+            if any(row.start >= len(self._prompts[row.request_id][0]) for row in plan.rows):
+                gate.wait(DEADLINE_S)
+
+        self.before_step = wait
+        return gate
+
     def _lingers(self, row: Row) -> bool:
         prompt, params = self._prompts[row.request_id]
         return params.ignore_eos and params.max_tokens is None and row.start > len(prompt) + LINGER_FROM

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from tests.server.parrot import ParrotServer, parrot, wait_until
+from tests.server.parrot import DEADLINE_S, ParrotServer, parrot, wait_until
 from tests.server.parrot_process import ParrotProcess
 
-from everystop.server import listener
+from everystop.server import http, listener
 
 NUM_FILES = 120
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -94,11 +94,15 @@ def test_where_all_have_requests_one_more_is_told_so_and_costs_no_place(small: P
             assert (status, json.loads(body)["error"]["code"]) == (503, "too_many_connections")
             assert (headers["connection"], headers["retry-after"]) == ("close", "1")
         assert len(small.scheduler.requests) == 3
-    wait_until(lambda: small.get("/health")[0] == 200)
+    wait_until(lambda: not small.service._http.server_state.connections)
+    assert small.get("/health")[0] == 200
     assert small.metric("http_errors_total", "TooManyConnections") == 20
 
 
-def test_refused_ones_are_dropped_without_a_word_where_they_are_too_many(small: ParrotServer) -> None:
+def test_refused_ones_are_dropped_without_a_word_where_they_are_too_many(
+    small: ParrotServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "LINGER_S", DEADLINE_S)  # else who has been told may be gone, and make room
     small.service._http.config.max_refused = 2
     with (
         small.held(),
@@ -109,7 +113,8 @@ def test_refused_ones_are_dropped_without_a_word_where_they_are_too_many(small: 
     ):
         assert all(one.recv(65536).startswith(b"HTTP/1.1 503") for one in told)
         assert all(map(shut, dropped))
-    wait_until(lambda: small.get("/health")[0] == 200)
+    wait_until(lambda: not small.service._http.server_state.connections)
+    assert small.get("/health")[0] == 200
 
 
 def test_answers_that_nobody_takes_keep_no_places() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
-from tests.server.parrot import CONTROL, EOS, MODEL, ParrotServer, parrot, wait_until
+from tests.server.parrot import CONTROL, EOS, MODEL, ParrotServer, parrot, parse_events, wait_until
 from tests.server.test_streaming import CHAT, COMPLETIONS, reasons_of, texts_of
 
 from everystop.observe.request_clock import RequestClock
@@ -297,7 +298,14 @@ def test_timings_are_llama_cpps(slow: ParrotServer) -> None:
 @pytest.mark.parametrize("usage", [False, True])
 def test_timings_of_a_stream_come_with_every_chunk(slow: ParrotServer, usage: bool) -> None:
     options = {"timings_per_token": True, "stream_options": {"include_usage": usage}}
-    events = slow.events(CHAT, {**PROMPTS[CHAT], **options})[:-1]
+    go_on = slow.runner.hold_after_first_token()
+    with closing(slow.connect()) as connection:
+        connection.request("POST", CHAT, json.dumps({**PROMPTS[CHAT], **options, "stream": True}))
+        answer = connection.getresponse()
+        begun = answer.readline()
+        go_on.set()
+        events = parse_events(begun + answer.read())[:-1]
+    slow.runner.before_step = lambda plan: None
     timings = [event["timings"] for event in events]
     assert all(set(each) == TIMINGS for each in timings)
     for name in ("predicted_n", "predicted_ms"):
@@ -305,7 +313,7 @@ def test_timings_of_a_stream_come_with_every_chunk(slow: ParrotServer, usage: bo
         assert values == sorted(values)
     assert len({each["prompt_ms"] for each in timings}) == 1
     assert timings[-1]["predicted_n"] == 7
-    assert timings[0]["predicted_n"] < 7
+    assert timings[0]["predicted_n"] == 1
 
 
 def test_timings_are_of_one_sequence(server: ParrotServer) -> None:

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.measuring import least
 from tests.server.parrot import DEADLINE_S, ParrotServer, parrot, parse_events, wait_until
 
 from everystop.config import Config
@@ -168,6 +169,9 @@ def test_a_full_queue_refuses_and_recovers() -> None:
         server.runner.step_s = 0.01
         streams = [Stream(server, ignore_eos=True, max_tokens=900, n=2) for _ in range(5)]
         wait_until(lambda: server.service.state.board.num_sequences == 10)
+        wait_until(lambda: server.metric("num_requests_running") == 2)
+        gate = threading.Event()
+        server.runner.before_step = lambda plan: (gate.wait(60), None)[1]
         for _ in range(300):
             status, headers, body = server.request("POST", COMPLETIONS, {"prompt": "a"})
             assert status == 429
@@ -175,6 +179,7 @@ def test_a_full_queue_refuses_and_recovers() -> None:
         assert json.loads(body)["error"]["code"] == "queue_full"
         assert server.service.state.board.num_sequences == 10
         server.runner.step_s = 0
+        gate.set()
         for stream in streams:
             assert stream.events()[-1] == "[DONE]"
         assert server.complete("ok")[1]["choices"][0]["text"] == "ok"
@@ -192,11 +197,16 @@ def test_idle_server_is_idle() -> None:
     with parrot() as server:
         server.complete("a")
         wait_until(lambda: server.engine.is_idle)
-        steps, cpu = server.metric("steps_total"), time.process_time()
-        time.sleep(1)
-        used = time.process_time() - cpu
+        steps = server.metric("steps_total")
+
+        def idle_cpu_s() -> float:
+            cpu_s = time.process_time()
+            time.sleep(1)
+            return time.process_time() - cpu_s
+
+        used_s = least(idle_cpu_s, enough=0.2, tries=3)
         assert server.metric("steps_total") == steps
-        assert used < 0.2, "a second of idling took that much CPU time"
+        assert used_s < 0.2, "a second of idling took that much CPU time"
 
 
 def test_status_line_while_busy_only() -> None:

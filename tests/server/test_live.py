@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -164,7 +165,7 @@ def test_more_readers_than_are_served_are_refused_until_one_leaves(monkeypatch: 
             server.complete("abc")
             for watcher in (one, other):
                 watcher.wait(lambda _, watcher=watcher: len(watcher.requests()) == 1)
-        wait_until(lambda: server.service.state.num_open == 0)
+        wait_until(lambda: streams_of(server)._num_readers == 1)
         with watching(server) as third:
             third.wait(lambda messages: bool(messages) and len(messages[0]["requests"]) == 1)
             assert third.messages[0]["full"]
@@ -183,21 +184,24 @@ def test_an_idle_server_says_so_once_a_second() -> None:
         watcher.wait(lambda messages: any("kv" in message for message in messages))
         num_plans, num_messages = server.scheduler._next_step_id, len(watcher.messages)
         watcher.wait(lambda messages: len(messages) >= num_messages + 2)
-        for message in watcher.messages:
+        told = watcher.messages.copy()
+        for message in told:
             assert not message["steps"]
             assert message["tiles"]["slots_busy"] == 0
-        assert watcher.messages[-1]["now_ns"] - watcher.messages[-2]["now_ns"] >= 900_000_000
+        assert told[-1]["now_ns"] - told[-2]["now_ns"] >= 900_000_000
         assert server.scheduler._next_step_id == num_plans, "a reader must not make an idle engine plan"
 
 
 def test_the_stream_ends_when_a_server_has_drained() -> None:
     with parrot() as server, watching(server) as watcher:
-        server.runner.step_s = 0.02
+        go_on = server.runner.hold_after_first_token()
         answer: list[Any] = []
         client = threading.Thread(target=lambda: answer.append(server.complete("a" * 40)))
         client.start()
         watcher.wait(lambda _: any(one["state"] == "running" for one in watcher.requests().values()))
         server.stop()
+        wait_until(lambda: server.get("/health")[0] == 503)
+        go_on.set()
         client.join(60)
         assert watcher.ended.wait(60)
         assert server.join() == 0
@@ -229,13 +233,14 @@ def test_before_the_model_is_there_nothing_is_to_be_seen() -> None:
 def test_a_reader_that_takes_nothing_is_left_in_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "everystop.server.live")
     monkeypatch.setattr(live, "SEND_TIMEOUT_S", 0.2)
     monkeypatch.setattr(live, "encode", lambda message: b" " * 1_000_000)
     monkeypatch.setattr(live, "QUIET_S", 0.0)
     with parrot() as server, socket.create_connection(("127.0.0.1", server.port)) as stalled:
         stalled.sendall(b"GET /ui/stream HTTP/1.1\r\nHost: x\r\n\r\n")
         streams = streams_of(server)
-        wait_until(lambda: streams._num_readers == 1)
+        wait_until(lambda: "a reader of the live stream took nothing" in caplog.text)
         wait_until(lambda: streams._num_readers == 0)
         assert server.complete("abc")[0] == 200
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]

@@ -43,7 +43,7 @@ def said(log_format: str, tell: Callable[[Log], None], level: str = "info") -> l
     sink = Sink()
     log = Log(log_format, level, write=sink.write)
     tell(log)
-    log.close()
+    log._writer.close(60)  # a busy machine may need longer than a server waits
     return sink.lines
 
 

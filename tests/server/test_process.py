@@ -21,9 +21,10 @@ from everystop.sim.record import Record
 
 
 def test_drain_refuses_new_requests_and_finishes_those_that_run_and_wait() -> None:
-    with ParrotProcess(max_num_seqs=3) as server:
-        streams = [Stream(server, ignore_eos=True, max_tokens=60) for _ in range(6)]
+    with ParrotProcess(max_num_seqs=3, shutdown_timeout=600, step_s=0.05) as server:
+        streams = [Stream(server, ignore_eos=True, max_tokens=80) for _ in range(6)]
         server.waits_for(3, 3)
+        server.signal(signal.SIGUSR2)  # nobody ends before the newcomer has its answer
         server.signal(signal.SIGTERM)
         wait_until(lambda: server.get("/health/ready") == (503, b'{"status":"draining"}'))
         assert server.get("/health/live") == (200, b'{"status":"draining"}')
@@ -32,9 +33,10 @@ def test_drain_refuses_new_requests_and_finishes_those_that_run_and_wait() -> No
         answer = connection.getresponse()
         assert (answer.status, int(answer.headers["retry-after"]) > 0) == (503, True)
         connection.close()
+        server.signal(signal.SIGUSR2)
         for stream in streams:
             events = stream.events()
-            assert len(events) == 60 + 2
+            assert len(events) == 80 + 2
             assert events[-1] == "[DONE]"
         assert server.join() == 0
         assert any("draining; open requests: 6" in line for line in server.log)
@@ -185,7 +187,7 @@ def test_a_taken_port_is_found_before_the_model_is_looked_for() -> None:
         port = str(other.getsockname()[1])
         command = [sys.executable, "-m", "everystop", "serve", "no-such-model", "--port", port]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=30)
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 2
     assert "is taken" in ended.stderr
     assert "no-such-model" not in ended.stderr

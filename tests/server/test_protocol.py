@@ -531,7 +531,8 @@ def test_no_json_brings_the_server_to_500(server: ParrotServer, path: str, data:
     if data.draw(st.booleans()):
         body |= {"prompt": "ab"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "ab"}]}
     status, _, answer = server.request("POST", path, body)
-    assert status in (200, 400, 404), answer
+    is_late = status == 504 and body.get("timeout") is not None  # a machine that stands still may need more than it
+    assert is_late or status in (200, 400, 404), answer
     assert status == 200 or set(json.loads(answer)) == {"error"}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.server.parrot import ParrotServer, parrot, wait_until
+from tests.server.parrot import DEADLINE_S, ParrotServer, parrot, wait_until
 
 from everystop.server import http, unsent
 
@@ -97,6 +97,7 @@ def test_a_slow_client_is_not_cut_off_as_long_as_it_takes_something(
 
     server.runner.step_s = 0.0
     with reader(server, max_tokens=800) as connection:
+        wait_until(lambda: any(each.flow.write_paused for each in server.service._http.server_state.connections))
         received = b""
         while b"[DONE]" not in received:
             chunk = connection.recv(2048)
@@ -111,6 +112,7 @@ def test_memory_for_one_reader_is_bounded_before_its_time_is_up(
     server: ParrotServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "MAX_UNSENT_BYTES", 1 << 20)
+    server.runner.step_s = 0.0005  # else all tokens may be computed before anybody looks
     with reader(server), reader(server, max_tokens=10):
         wait_until(lambda: server.service.state.board.aborted == {"SlowReader": 1})
         wait_until(lambda: is_over(server))
@@ -127,7 +129,7 @@ def test_a_whole_answer_may_be_larger_than_what_a_stream_may_leave_untaken(
         wait_until(lambda: any(each.flow.write_paused for each in server.service._http.server_state.connections))
         looked = threading.Event()
         server.loop.call_soon_threadsafe(lambda: (server.service._http.cut_off_laggards(), looked.set()))
-        assert looked.wait(20)
+        assert looked.wait(DEADLINE_S)
         head, _, body = drain_until(connection, b'"usage"').partition(b"\r\n\r\n")
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         assert length > 500_000
@@ -144,6 +146,7 @@ def test_memory_for_all_readers_is_bounded_and_the_furthest_behind_goes(
     server: ParrotServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "MAX_UNSENT_BYTES_IN_ALL", 1 << 20)
+    server.runner.step_s = 0.0005  # else all tokens may be computed before anybody looks
     with reader(server, n=2), reader(server):
         aborted = server.service.state.board.aborted
         wait_until(lambda: aborted["SlowReader"] > 0)
@@ -171,7 +174,7 @@ def test_a_reader_that_keeps_up_is_never_behind(server: ParrotServer, monkeypatc
 
 def test_a_time_that_runs_out_in_a_stuck_answer_frees_the_engine_at_once(server: ParrotServer) -> None:
     server.runner.step_s = 0.001  # else all tokens may be computed before the time is up
-    with reader(server, timeout=0.5, max_tokens=20_000) as connection:
+    with reader(server, timeout=3, max_tokens=20_000) as connection:
         wait_until(lambda: server.service.state.board.aborted == {"TimedOut": 1})
         wait_until(lambda: server.metric("request_success_total", '"abort"') == 1)
         assert not server.scheduler.requests

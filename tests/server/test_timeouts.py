@@ -29,7 +29,7 @@ def test_a_request_ends_at_its_own_timeout() -> None:
     with parrot() as server:
         began_s = time.monotonic()
         status, body = ask(server, timeout=0.2)
-        assert time.monotonic() - began_s >= 0.2
+        assert time.monotonic() - began_s >= 0.198  # the loop's clock has whole milliseconds
         assert (status, body["error"]["type"], body["error"]["code"]) == (504, "timeout_error", "request_timeout")
         assert "within 0.2 s (its own timeout)" in body["error"]["message"]
         wait_until(lambda: is_released(server))
@@ -51,7 +51,7 @@ def test_a_request_ends_at_the_servers_limit_whatever_it_asks_for() -> None:
 def test_a_stream_that_has_begun_ends_with_an_error_event() -> None:
     with parrot() as server:
         server.runner.step_s = 0.01
-        body = {"prompt": "abc", "ignore_eos": True, "max_tokens": 900, "timeout": 2, "n": 2}
+        body = {"prompt": "abc", "ignore_eos": True, "max_tokens": 900, "timeout": 4, "n": 2}
         *events, error, done = server.events(COMPLETIONS, body)
         assert done == "[DONE]"
         assert error["error"]["code"] == "request_timeout"
@@ -68,7 +68,7 @@ def test_time_in_the_queue_counts(stream: bool) -> None:
             status, body = server.complete("abc", timeout=0.1, stream=stream)
             assert (status, body["error"]["code"]) == (504, "request_timeout")
             wait_until(lambda: len(server.scheduler.requests) == 1)
-            assert server.service.state.board.queue.num_reqs == 0
+            wait_until(lambda: server.service.state.board.queue.num_reqs == 0)
 
 
 def test_time_in_the_tokenizer_counts() -> None:

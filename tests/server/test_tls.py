@@ -181,7 +181,7 @@ def shown(server: ParrotServer, *, name: str | None = "localhost") -> bytes | No
     """The certificate that a new connection gets."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    raw = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    raw = socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S)
     with context.wrap_socket(raw, server_hostname=name) as one:
         return one.getpeercert(binary_form=True)
 

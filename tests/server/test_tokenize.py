@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.server.parrot import EOS, VOCAB, ParrotServer, parrot, wait_until
+from tests.server.parrot import DEADLINE_S, EOS, VOCAB, ParrotServer, parrot, wait_until
 
 from everystop.server import aside, prompts
 from everystop.server.aside import Aside
@@ -137,7 +137,7 @@ def occupied(server: ParrotServer, num: int) -> Iterator[list[tuple[int, Any]]]:
 
     def wait() -> None:
         entered.set()
-        assert release.wait(20)
+        assert release.wait(DEADLINE_S)
 
     server.before_long_encode = wait
     answers: list[tuple[int, Any]] = []
@@ -154,7 +154,7 @@ def occupied(server: ParrotServer, num: int) -> Iterator[list[tuple[int, Any]]]:
     finally:
         release.set()
         for asker in askers:
-            asker.join(20)
+            asker.join(DEADLINE_S)
 
 
 def test_a_flood_of_long_texts_takes_nothing_from_generations() -> None:
@@ -169,7 +169,7 @@ def test_a_flood_of_long_texts_takes_nothing_from_generations() -> None:
             assert tokenize(server, prompt="abc")[1]["count"] == 3, "what is little is done at once"
             for path in ("/tokenize", "/detokenize"):
                 head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 20000\r\n\r\n".encode()
-                with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+                with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as connection:
                     connection.sendall(head)
                     answer = connection.recv(65536)
                 assert answer.startswith(b"HTTP/1.1 429 ")
@@ -191,7 +191,7 @@ def test_a_long_text_whose_client_has_left_is_not_worked_on() -> None:
         with occupied(server, 1):
             body = json.dumps({"prompt": "x" * 20_000}).encode()
             head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as connection:
                 connection.sendall(head + body)
                 wait_until(lambda: aside_of(server).num_jobs == 2)
             wait_until(lambda: len(server.service._http.server_state.connections) == 1)
@@ -205,7 +205,7 @@ def test_bodies_aside_have_a_bound_of_their_own(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(aside, "MAX_BODIES_BYTES", 100_000)
     with parrot() as server:
         head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as connection:
             connection.sendall(head + b" " * 90_000)
             wait_until(lambda: tokenize(server, prompt="x" * 20_000)[0] == 429)
             status, answer = tokenize(server, prompt="x" * 20_000)

@@ -8,7 +8,7 @@ import socket
 from typing import Any, NamedTuple
 
 import pytest
-from tests.server.parrot import ParrotServer, parrot, wait_until
+from tests.server.parrot import DEADLINE_S, ParrotServer, parrot, wait_until
 from tests.server.test_connections import connect, read_all, request
 
 from everystop.server import http
@@ -18,6 +18,12 @@ from everystop.server.http import MAX_HEADER_BYTES
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 LONG = b"a" * (MAX_HEADER_BYTES + 1)
+
+
+@pytest.fixture(autouse=True)
+def clients_have_time_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sends on when all is over is reset in the end, which a client that stood still may meet."""
+    monkeypatch.setattr(http, "LINGER_S", DEADLINE_S)
 
 
 class Answer(NamedTuple):
@@ -132,9 +138,9 @@ def test_other_versions_of_http_are_not_spoken(server: ParrotServer, version: by
 def test_a_slow_request_gets_408_in_the_dialect_of_its_path(
     path: str, sent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "RECEIVE_S", 0.2)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n".encode()
     with parrot() as server:
+        monkeypatch.setattr(http, "RECEIVE_S", 1.0)  # as long as it may take to connect and send what there is
         [answer] = ask(server, head if sent == "head" else head + b"\r\n{")
         assert (answer.status, answer.headers["connection"]) == (408, "close")
         body = json.loads(answer.body)
