@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from everystop.cli.what_if import lines_of
 from everystop.observe.wording import counted, duration
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ def show(data: Mapping[str, Any], console: Console) -> None:
         sheet.say(f"the last {len(data['choices'])} of {counted(data['num_choices'], 'choice')} to end:")
     for choice in data["choices"]:
         sheet.say(f"  {choice['state']}: {choice['sentence']}")
+    if "what_if" in data:
+        sheet.say()
+        for line in lines_of(data["what_if"]):
+            sheet.say(line)
 
 
 class _Sheet:

@@ -15,6 +15,7 @@ from everystop.server_url import EXAMPLE_URL
 
 if TYPE_CHECKING:
     from everystop.observe.history import History
+    from everystop.sim.replay import PastRun
 
 
 def add_parser(commands: Any) -> None:
@@ -32,12 +33,24 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("id", metavar="ID", help="which request")
     settings.add_remote_options(parser)
     parser.add_argument("--record", metavar="FILE", type=Path, help="look in a record instead of asking a server")
+    parser.add_argument(
+        "--what-if",
+        action="store_true",
+        help="with --record, also estimate how long the request would have taken alone, under another policy, and with "
+        "other limits",
+    )
     parser.add_argument("--json", action="store_true", help="print all that is known as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Explain, and print it."""
+    if arguments.what_if and arguments.record is None:
+        raise ConfigError(
+            "--what-if needs --record FILE, since it simulates what was recorded; start the server with `everystop "
+            "serve --record run.gz`, stop it when it has answered, and ask `everystop explain ID --record run.gz "
+            "--what-if`"
+        )
     data = read_record(arguments) if arguments.record is not None else ask_server(arguments)
     if arguments.json:
         print(json.dumps(data))
@@ -65,17 +78,32 @@ def read_record(arguments: argparse.Namespace) -> Mapping[str, Any]:
         raise ConfigError(
             "--record reads a file and asks no server; leave out --url, --api-key and --ca-file, or --record"
         )
-    from everystop.observe.explain import explain
-    from everystop.observe.wording import number_name
-    from everystop.sim.replay import history_of_record
+    from everystop.sim.replay import history_of_record, past_run
 
-    history = history_of_record(arguments.record)
-    request_ids = find(history, arguments.id)
+    if not arguments.what_if:
+        history = history_of_record(arguments.record)
+        return explain_past(history, find_in(arguments.record, history, arguments.id))
+    run = past_run(arguments.record)
+    request_ids = find_in(arguments.record, run.history, arguments.id)
+    data = explain_past(run.history, request_ids)
+    return {**data, "what_if": estimate(run, request_ids, data)}
+
+
+def find_in(path: Path, history: History, name: str) -> list[int]:
+    """The sequences of a request of a record; raises RecordError if it has none of that name."""
+    request_ids = find(history, name)
     if not request_ids:
         raise RecordError(
-            f"{arguments.record} has no request {arguments.id!r}; it has {len(history.trails):,}, by the ids of their "
-            "answers or by number, from 0"
+            f"{path} has no request {name!r}; it has {len(history.trails):,}, by the ids of their answers or by "
+            "number, from 0"
         )
+    return request_ids
+
+
+def explain_past(history: History, request_ids: list[int]) -> dict[str, Any]:
+    """The explanation, others being called by the ids of their answers, where those are known."""
+    from everystop.observe.explain import explain
+    from everystop.observe.wording import number_name
 
     def name_of(request_id: int) -> str:
         trail = history.trails.get(request_id)
@@ -83,6 +111,13 @@ def read_record(arguments: argparse.Namespace) -> Mapping[str, Any]:
         return number_name(request_id) if client is None else client.name
 
     return explain(history, request_ids, now_ns=history.last_ns, name_of=name_of).as_data()
+
+
+def estimate(run: PastRun, request_ids: list[int], data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How long it would have taken otherwise, also with what its explanation advises; raises RecordError."""
+    from everystop.sim.what_if import what_if
+
+    return what_if(run, request_ids, advised=[advice["flag"] for advice in data["advice"]]).as_data()
 
 
 def find(history: History, name: str) -> list[int]:

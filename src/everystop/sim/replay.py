@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from everystop.core.errors import RequestError
 from everystop.core.events import ArrivalEvent, Event, FinishEvent, PreemptEvent, StepEvent
+from everystop.core.plan import StepPlan
 from everystop.core.policy import PolicySettings, make_policy
 from everystop.core.scheduler import Scheduler
 from everystop.core.step_time import UNKNOWN_STEP_TIMES, StepTimeModel
@@ -131,8 +133,10 @@ def replay(path: Path, *, policy: str | None = None, change: Change | None = Non
         cost = fit_line(redrive.steps, record.step_times)
         other = make_policy(simulated, settings)
         is_measured = other.needs_step_times and record.step_times == UNKNOWN_STEP_TIMES
-        replayed = _simulate(record.make_scheduler(other, cost if is_measured else None), record, recorded, cost)
-        baseline = _simulate(record.make_scheduler(), record, recorded, cost)
+        calls = recorded_traffic(record, recorded)
+        scheduler = record.make_scheduler(other, cost if is_measured else None)
+        replayed = rerun(scheduler, record, recorded, calls, cost.plan_ns)
+        baseline = rerun(record.make_scheduler(), record, recorded, calls, cost.plan_ns)
     return ReplayReport(
         simulated,
         redrive.num_plans,
@@ -161,7 +165,7 @@ def predict(path: Path, cost: CostModel) -> ReplayReport:
         None,
         record.is_truncated,
         recorded,
-        _simulate(record.make_scheduler(), record, recorded, cost),
+        rerun(record.make_scheduler(), record, recorded, recorded_traffic(record, recorded), cost.plan_ns),
     )
 
 
@@ -189,13 +193,43 @@ def history_of_record(path: Path) -> History:
     Tenants are numbered as in the record. Of a record that was cut off or damaged, what came before, with a warning in
     the log. Raises RecordError for a file that is no record, or whose plans are not what this version plans.
     """
+    return _remember(_read(path))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """A recorded run that has been read and repeated once: what it was told, what happened, and how long steps took."""
+
+    record: Record
+    history: History
+    timeline: Timeline
+    steps: list[TimedStep]
+
+
+def past_run(path: Path) -> PastRun:
+    """All that a record tells, as `history_of_record` and under the same conditions."""
+    record, timeline = _read(path), Timeline()
+    history, redrive = _remember(record, timeline.note)
+    return PastRun(record, history, timeline, redrive.steps)
+
+
+def _read(path: Path) -> Record:
     record = Record.read(path)
     if record.is_truncated:
         log.warning("the record %s is cut off or damaged: this is what it says up to there", path)
+    return record
+
+
+def _remember(record: Record, note: Callable[[list[Event]], None] = lambda events: None) -> tuple[History, Redrive]:
     past = Past(record)
-    _repeat(record, past.hear)
+
+    def hear(events: list[Event]) -> None:
+        past.hear(events)
+        note(events)
+
+    redrive = _repeat(record, hear)
     past.fold()
-    return past.history
+    return past.history, redrive
 
 
 def histories_of_record(record: Record, first_ids: Sequence[int]) -> list[History]:
@@ -231,16 +265,37 @@ def _repeat(record: Record, hear: Callable[[list[Event]], None]) -> Redrive:
     return redrive
 
 
-def _simulate(scheduler: Scheduler, record: Record, recorded: Timeline, cost: CostModel) -> Timeline:
-    """The recorded arrivals and departures on a fresh scheduler, in virtual time; what was refused then stays away."""
+def recorded_traffic(record: Record, recorded: Timeline) -> list[list[Any]]:
+    """The calls of a record that come from its clients, in order: arrivals, and departures before the end."""
+
+    def is_traffic(call: list[Any]) -> bool:
+        kind, now_ns, request_id, *_ = call
+        return bool(kind == "add" or (kind == "abort" and recorded.finish_ns.get(request_id, now_ns) >= now_ns))
+
+    return [call for call in record.calls if is_traffic(call)]
+
+
+def rerun(
+    scheduler: Scheduler,
+    record: Record,
+    recorded: Timeline,
+    calls: Iterable[list[Any]],
+    plan_ns: Callable[[StepPlan], int],
+    *,
+    until: Collection[int] = (),
+) -> Timeline:
+    """Arrivals and departures on a fresh scheduler, in virtual time, in which a plan takes `plan_ns` nanoseconds.
+
+    Each request brings as many tokens as recorded, unless its client leaves; what was refused then stays away. The run
+    is over when all is done, or already when each of `until` has ended.
+    """
     timeline, clock = Timeline(), Clock()
-    runner = SimulatedRunner(cost.plan_ns, clock.advance)
-    loop = StepLoop(scheduler, runner, lambda: clock.now_ns)
-    left = {call[2] for call in record.calls if call[0] == "abort"}
-    calls = deque(call for call in record.calls if call[0] in ("add", "abort"))
-    while calls or scheduler.has_work:
-        while calls and calls[0][1] <= clock.now_ns:
-            kind, now_ns, request_id, *_ = call = calls.popleft()
+    loop = StepLoop(scheduler, SimulatedRunner(plan_ns, clock.advance), lambda: clock.now_ns)
+    waiting = deque(calls)
+    left = {call[2] for call in waiting if call[0] == "abort"}
+    while (waiting or scheduler.has_work) and not (until and all(i in timeline.finish_ns for i in until)):
+        while waiting and waiting[0][1] <= clock.now_ns:
+            kind, now_ns, request_id, *_ = call = waiting.popleft()
             if kind == "abort":
                 scheduler.abort(request_id, now_ns)
             else:
@@ -250,7 +305,7 @@ def _simulate(scheduler: Scheduler, record: Record, recorded: Timeline, cost: Co
         turn = loop.turn()
         timeline.note(turn.events)
         if turn.is_idle:
-            wakes = [when for when in (turn.wake_at_ns, calls[0][1] if calls else None) if when is not None]
+            wakes = [when for when in (turn.wake_at_ns, waiting[0][1] if waiting else None) if when is not None]
             if not wakes:
                 break
             clock.advance_to(min(wakes))
