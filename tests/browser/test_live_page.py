@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.browser.explanations import explanation
 from tests.browser.fake_server import FakeServer, fake_server
 from tests.browser.schedule import Run
 from tests.browser.watched import LOOKS, Watched
+from tests.observe.report_runs import make_comparison, mixed
+
+from everystop.observe.trace.picture import picture_of
 
 pytestmark = pytest.mark.browser
 
 Open = Callable[..., Watched]
 DECODE, PREFILL, SLOW = "0,114,178", "230,159,0", "86,180,233"
+MOMENT = r"\d{4}-\d\d-\d\dT\d{6}Z"
 
 
 @pytest.fixture(autouse=True)  # so it begins before the pages, and ends after they are closed
@@ -166,8 +173,121 @@ def test_the_slot_chart_can_be_saved_as_a_picture(open_page: Open, server: FakeS
     watched = live(open_page, server)
     with watched.page.expect_download() as download:
         watched.page.click("#save")
-    assert download.value.suggested_filename == f"slots-step-{run.step_id}.png"
+    assert re.fullmatch(rf"everystop-slots-{MOMENT}\.png", download.value.suggested_filename)
     assert download.value.path().read_bytes().startswith(b"\x89PNG")
+
+
+def saved(watched: Watched, button: str) -> tuple[str, str]:
+    """The name of the file that a button makes, and what is in it."""
+    with watched.page.expect_download() as download:
+        watched.page.click(button)
+    return download.value.suggested_filename, download.value.path().read_text(encoding="utf-8")
+
+
+def test_the_steps_can_be_saved_as_they_were_told(open_page: Open, server: FakeServer, run: Run) -> None:
+    name, text = saved(live(open_page, server), "#save-steps")
+    assert re.fullmatch(rf"everystop-steps-{MOMENT}\.jsonl", name)
+    lines = [json.loads(line) for line in text.splitlines()]
+    told = [[*list(line.values())[:-1], [number for row in line["rows"] for number in row]] for line in lines]
+    assert told == server.first[0]["steps"]
+    assert list(lines[0])[:4] == ["step_id", "scheduled_ns", "now_ns", "execute_ns"]
+
+
+def slices_of(events: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """The slices of each thread with their ends and depths; those of a thread must nest."""
+    slices: dict[int, list[dict[str, Any]]] = {}
+    open_: dict[int, list[dict[str, Any]]] = {}
+    for event in events:
+        stack = open_.setdefault(event.get("tid", 0), [])
+        if event["ph"] == "B":
+            stack.append(event | {"depth": len(stack)})
+            slices.setdefault(event["tid"], []).append(stack[-1])
+        elif event["ph"] == "E":
+            begun = stack.pop()
+            assert begun["ts"] <= event["ts"]
+            begun |= {"end": event["ts"], "args": begun.get("args", {}) | event.get("args", {})}
+    assert not any(open_.values())
+    return slices
+
+
+def test_the_steps_can_be_saved_as_a_trace(open_page: Open, server: FakeServer, run: Run) -> None:
+    name, text = saved(live(open_page, server), "#save-trace")
+    assert re.fullmatch(rf"everystop-trace-{MOMENT}\.json", name)
+    events = json.loads(text)["traceEvents"]
+    tracks = {one["tid"]: one["args"]["name"] for one in events if one.get("name") == "thread_name"}
+    counters = {one["name"] for one in events if one["ph"] == "C"}
+    assert {"steps", "waiting", *(f"slot {slot}" for slot in range(8))} == set(tracks.values())
+    assert counters == {"tokens in the step", "running", "waiting", "free blocks", "held slots"}
+    history = next(run.history for run in make_comparison(mixed(12, 5)).runs if run.history is not None)
+    assert counters | {"steps", "waiting", "slot 0"} <= {track.name for track in picture_of(history).tracks}
+    slices = {tracks[tid]: found for tid, found in slices_of([one for one in events if "ts" in one]).items()}
+    told = server.first[0]["steps"]
+    assert [one["args"]["step"] for one in slices["steps"]] == [step[0] for step in told]
+    assert {"decode", "mixed"} <= {one["name"] for one in slices["steps"]} <= {"decode", "mixed", "prefill"}
+    inner = [one for slot in range(8) for one in slices[f"slot {slot}"] if one["depth"] == 1]
+    assert sum(one["args"]["tokens"] for one in inner) == sum(sum(step[-1][2::4]) for step in told)
+    assert {"prefill", "decode"} <= {one["name"] for one in inner} <= {"prefill", "decode", "recompute"}
+    stays = [one for slot in range(8) for one in slices[f"slot {slot}"] if one["depth"] == 0]
+    over = {f"r{one.id}": one.written for one in run.all if one.finish_ns}
+    assert {one["name"]: one["args"]["output_tokens"] for one in stays if "end" in one["args"]} == over
+
+
+def test_a_trace_of_static_batches_shows_held_slots_and_names_no_stranger(open_page: Open, server: FakeServer) -> None:
+    run = Run(is_static=True, names=dict.fromkeys(range(200)))
+    server.first = [run.full(300, sees="own")]
+    _, text = saved(live(open_page, server), "#save-trace")
+    events = json.loads(text)["traceEvents"]
+    names = {one["name"] for one in events if one["ph"] == "B"}
+    assert {"held", "another request"} <= names
+    assert not any(re.fullmatch(r"r\d+", name) for name in names)
+    assert max(one["args"]["held slots"] for one in events if one["ph"] == "C" and one["name"] == "held slots") > 0
+
+
+def test_targets_are_typed_in_kept_here_and_judged(open_page: Open, server: FakeServer, run: Run) -> None:
+    watched = live(open_page, server)
+    page = watched.page
+    tile = page.locator(".tile", has=page.locator("#target-ttft"))
+    assert not tile.locator(".value").is_visible()
+    assert "no targets yet" in tile.inner_text()
+    judged = [one for one in run.all if one.finish_ns and one.id % 7 != 5 and one.finish_ns > run.now_ns - 60 * 10**9]
+    times = sorted(((one.first_ns or 0) - one.arrival_ns) / 1e6 for one in judged)
+    middle_ms = times[len(times) // 2] + 0.001
+    kept = sum(time_ms <= middle_ms for time_ms in times)
+    assert 0 < kept < len(judged)
+    page.fill("#target-ttft", f"{middle_ms:.6f}")
+    assert tile.locator(".detail").inner_text() == f"{kept} of {len(judged)}"
+    page.fill("#target-itl", "59")
+    assert tile.locator(".value").inner_text() == "0 %"
+    page.fill("#target-ttft", "")
+    page.fill("#target-itl", "60")
+    assert tile.locator(".value").inner_text() == "100 %"
+    page.reload()
+    watched.wait_for_text("#connection", "live")
+    watched.wait_for_text(".tile", f"{len(judged)} of {len(judged)}")
+    assert page.input_value("#target-itl") == "60"
+    page.fill("#target-itl", "-3")
+    assert "no targets yet" in tile.inner_text()
+    assert page.evaluate("localStorage.length") == 0
+
+
+def test_two_recent_requests_can_be_chosen_to_stand_side_by_side(open_page: Open, server: FakeServer, run: Run) -> None:
+    watched = live(open_page, server, height=2200)
+    page = watched.page
+    names = [link.get_attribute("title") for link in page.locator("#recent a").all()[:2]]
+    first, second = (page.locator("#recent button").nth(i) for i in range(2))
+    first.focus()
+    page.keyboard.press("Enter")
+    assert first.get_attribute("aria-pressed") == "true"
+    assert "is chosen" in watched.text("#recent-note")
+    page.keyboard.press("Enter")
+    assert first.get_attribute("aria-pressed") == "false"
+    assert watched.text("#recent-note") == ""
+    for name in names:
+        server.explanations[name] = explanation(10, id=name)
+    first.click()
+    second.click()
+    watched.wait_for_text("#beside-table", "sum = end to end")
+    assert watched.address == f"{server.url}/ui/r/{names[0]}?beside={names[1]}"
 
 
 def test_a_stream_that_ends_says_why(open_page: Open, server: FakeServer, run: Run) -> None:
@@ -184,7 +304,7 @@ def test_a_first_minute_in_several_messages_fills_the_sparklines(open_page: Open
     page = watched.page
     watched.wait_for("document.querySelector('.spark').width > 50")
     drawn = page.evaluate(
-        """[...document.querySelectorAll('.spark')].map(canvas => {
+        """[...document.querySelectorAll(".spark:not([hidden])")].map(canvas => {
             const {width, height} = canvas;
             const {data} = canvas.getContext('2d').getImageData(width * 0.7, 0, width * 0.1, height);
             return data.some(value => value > 0);

@@ -21,7 +21,7 @@ def ask(browser: Any) -> Iterator[Ask]:
     with fake_server() as server:
         page = browser.new_page()
         page.goto(f"{server.url}/ui/r/nobody")
-        names = ("format", "timeline", "view", "model", "blockmap", "span")
+        names = ("format", "timeline", "view", "model", "blockmap", "span", "targets")
         loads = ", ".join(f"import('/ui/{name}.js')" for name in names)
 
         def run(function: str, argument: Any = None) -> Any:
@@ -256,3 +256,62 @@ def test_the_span_of_a_life_stays_within_it(ask: Ask) -> None:
     assert found["right"] == found["kept"] == [5e8, 1e9]
     assert found["all"] == [0, 2e9]
     assert found["grown"] == [0, 3e9]
+
+
+GAPS = """({LiveModel}, messages) => {
+    const model = new LiveModel();
+    for (const message of messages) model.take(message);
+    return [...model.requests.values()].map(request => model.itlP99(request));
+}"""
+
+
+def test_gaps_of_a_request_are_told_where_all_its_tokens_were_seen(ask: Ask) -> None:
+    ends_ns = [BEGIN_NS + i * 20 * MS for i in range(5)]
+    steps = [step(i, [[0, 1, 1, 1], [1, 2, 1, 1]]) for i in (1, 2, 4)]
+    seen = request(1, 0, num_output_tokens=3, finish_ns=ends_ns[4], first_token_ns=ends_ns[1])
+    older = request(2, 1, num_output_tokens=9, first_token_ns=BEGIN_NS - MS)
+    new = request(3, 2, num_output_tokens=0)
+    first = message(steps, [seen, older, new], full=True, server=SERVER)
+    assert ask(GAPS, [first]) == [40 * MS, None, None]
+    another = message([step(5, [[1, 2, 1, 1], [2, 3, 9, 1]])], [request(3, 2, num_output_tokens=1)])
+    assert ask(GAPS, [first, another]) == [40 * MS, None, None]
+    last = message([step(6, [[2, 3, 1, 1]])], [request(3, 2, num_output_tokens=2)])
+    assert ask(GAPS, [first, another, last]) == [40 * MS, None, 20 * MS]
+
+
+def test_steps_that_come_after_the_end_was_told_still_count(ask: Ask) -> None:
+    ended = request(1, 0, num_output_tokens=3, finish_ns=BEGIN_NS + 60 * MS, first_token_ns=BEGIN_NS + 20 * MS)
+    steps = [step(i, [[0, 1, 1, 1]]) for i in (1, 2, 3)]
+    first = message(steps[:1], [ended], full=True, server=SERVER)
+    assert ask(GAPS, [first]) == [None]
+    assert ask(GAPS, [first, message(steps[1:], [])]) == [20 * MS]
+
+
+@pytest.mark.parametrize(
+    ("fields", "targets", "score"),
+    [
+        ({}, (250, 60), "100 %"),
+        ({}, (249, None), "0 %"),
+        ({}, (None, 59), "0 %"),
+        ({"finish_reason": "error"}, (250, 60), "0 %"),
+        ({"finish_reason": "abort"}, (250, 60), "–"),
+        ({"name": None}, (250, 60), "–"),
+        ({"finish_ns": None}, (250, 60), "–"),
+        ({"first_token_ns": None, "num_output_tokens": 0}, (250, 60), "0 %"),
+        ({"first_token_ns": None}, (250, 60), "–"),
+    ],
+)
+def test_targets_judge_requests_that_are_over(
+    ask: Ask, fields: dict[str, Any], targets: tuple[int | None, int | None], score: str
+) -> None:
+    times = {"first_token_ns": BEGIN_NS + 250 * MS, "finish_ns": BEGIN_NS + 900 * MS, "max_gap_ns": 60 * MS}
+    judged = request(1, 0, num_output_tokens=9, finish_reason="stop", **times) | fields
+    function = """({scoreOf, scoreText}, [request, [ttft_ms, itl_ms], now_ns]) =>
+        scoreText(scoreOf([request], {ttft_ms, itl_ms}, now_ns))"""
+    assert ask(function, [judged, targets, BEGIN_NS + 10**9]) == score
+    assert ask(function, [judged, targets, BEGIN_NS + 62 * 10**9]) == "–"
+
+
+def test_a_share_that_is_not_whole_is_never_said_to_be(ask: Ask) -> None:
+    function = "({scoreText}, scores) => scores.map(([kept, judged]) => scoreText({kept, judged}))"
+    assert ask(function, [[999, 1000], [1000, 1000], [1, 3], [0, 5]]) == ["> 99 %", "100 %", "33 %", "0 %"]

@@ -101,3 +101,21 @@ def test_a_request_of_somebody_else_is_unknown(open_page: Open) -> None:
         watched.page.keyboard.press("Enter")
         watched.wait_for_text("#state", "unknown")
         assert "no request" in watched.text("#sentence")
+
+
+def test_a_request_of_somebody_else_cannot_be_put_beside(open_page: Open) -> None:
+    with parrot(api_keys=("mine", "yours")) as server:
+        with busy(server, num=1, key="yours") as theirs:
+            pass
+        with busy(server, num=2, key="mine") as own:
+            pass
+        watched = open_page(f"http://127.0.0.1:{server.port}/ui/r/{own[0]}?beside={theirs[0]}")
+        watched.expected = ["401", "404"]
+        watched.page.fill("#key-dialog input", "mine")
+        watched.page.keyboard.press("Enter")
+        watched.wait_for_text("#beside-note", "no request")
+        assert not watched.page.locator("#beside-shown").is_visible()
+        watched.page.fill("#beside-id", own[1])
+        watched.page.click("#beside-form button[type=submit]")
+        watched.wait_for_text("#beside-table", "sum = end to end")
+        assert watched.axe() == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 from tests.browser.watched import Watched
 from tests.observe.report_runs import make_comparison, mixed
 
+from everystop.observe.comparison import Comparison
+from everystop.observe.report.curves import MEASURES, quantiles
 from everystop.observe.report.page import render_page
 from everystop.observe.report.pictures import draw_all
 
@@ -138,3 +142,79 @@ def test_tables_and_dumbbells_sort(open_page: Open, report: str) -> None:
         for index in (labels[0], labels[-1])
     ]
     assert tops[0] < tops[1]
+
+
+@pytest.mark.parametrize(("width", "kind"), [(1280, "wide"), (390, "narrow")])
+def test_each_distribution_has_a_tick_at_p99_whose_words_stand_apart(
+    open_page: Open, report: str, width: int, kind: str
+) -> None:
+    page = open_page(report, width=width).page
+    ticks = page.locator(f"#durations svg.{kind} .tick-y text")
+    assert ticks.all_text_contents() == ["0", "p50", "p95", "p99"] * 4
+    lower, upper = (ticks.nth(i).bounding_box() for i in (2, 3))
+    assert upper["y"] + 0.8 * upper["height"] <= lower["y"] + 0.2 * lower["height"]
+
+
+AXES = """(svg, index) => {
+    const [across, up] = [...svg.querySelectorAll(".axis")].slice(2 * index, 2 * index + 2);
+    const clip = up.querySelector(".tick-y path").getAttribute("clip-path");
+    const places = elements => [...elements].map(each => Number(each.getAttribute("x")));
+    const ticks = [...across.querySelectorAll("text.tick")];
+    return {
+        marks: places(svg.querySelectorAll(`g[clip-path="${clip}"] use`)),
+        ticks: places(ticks),
+        values: ticks.map(tick => Number(tick.textContent)),
+        title: [...across.children].find(each => each.localName === "text" && !ticks.includes(each)).textContent,
+    };
+}"""
+
+
+def marks_s(axes: dict[str, Any], of: Callable[[float], float], back: Callable[[float], float]) -> list[float]:
+    """What the marks stand at, by the first and the last tick; `of` makes values even, and `back` undoes it."""
+    (x0, *_, x1), (low, *_, high) = axes["ticks"], map(of, axes["values"])
+    return [back(low + (x - x0) / (x1 - x0) * (high - low)) for x in axes["marks"]]
+
+
+def test_axes_of_durations_can_be_turned_into_log_and_linear_ones_and_back(open_page: Open, report: str) -> None:
+    comparison = make_comparison(mixed(24, 25))
+    wanted = [
+        [value for policy in comparison.policies for value in quantiles(each_s(comparison, policy, i)).values()]
+        for i in range(2)
+    ]
+    page = open_page(report).page
+    svg = page.locator("#durations svg.wide")
+    drawn = svg.evaluate("svg => svg.outerHTML")
+    choice = page.get_by_label("axes of durations")
+    choice.select_option("linear")
+    axes = svg.evaluate(AXES, 0)
+    assert axes["title"] == "from sending to the first token, s"
+    assert marks_s(axes, float, float) == pytest.approx(wanted[0], rel=0.02, abs=0.004)
+    choice.select_option("log")
+    axes = svg.evaluate(AXES, 1)
+    assert axes["title"] == "gap between tokens, s (log scale)"
+    assert marks_s(axes, math.log, math.exp) == pytest.approx(wanted[1], rel=0.05)
+    assert svg.evaluate(AXES, 0)["ticks"] == []
+    choice.select_option("as they fit")
+    assert svg.evaluate("svg => svg.outerHTML") == drawn
+
+
+def each_s(comparison: Comparison, policy: str, measure: int) -> list[float]:
+    return [value for run in comparison.runs_of(policy) for value in MEASURES[measure].values(run)]
+
+
+def test_the_line_of_what_is_demanded_goes_with_the_axis(open_page: Open, tmp_path: Path) -> None:
+    comparison = make_comparison(mixed(24, 25))
+    comparison = replace(comparison, settings={**comparison.settings, "slo_ttft_ms": 900.0})
+    path = tmp_path / "report.html"
+    path.write_text(render_page(comparison, draw_all(comparison)), encoding="utf-8")
+    watched = open_page(path.as_uri())
+    page = watched.page
+    words = page.locator("#durations svg.wide text", has_text="SLO 900 ms")
+    frame = page.locator("#durations svg.wide").bounding_box()
+    before = words.bounding_box()
+    page.get_by_label("axes of durations").select_option("linear")
+    after = words.bounding_box()
+    assert after["x"] < before["x"] - 20
+    assert frame["x"] < after["x"]
+    assert after["x"] + after["width"] < frame["x"] + frame["width"] / 2
+    assert watched.axe() == []

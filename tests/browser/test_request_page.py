@@ -150,3 +150,131 @@ def test_the_request_page_is_accessible_in_both_themes_and_widths(open_page: Ope
         watched.look(width, scheme)
         assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
         assert watched.axe() == []
+
+
+OTHER = "chatcmpl-99c2"
+ANOTHER_SECOND = 10**12 + 10**9
+
+
+def paired(open_page: Open, server: FakeServer, **options: Any) -> Watched:
+    """The page with another request beside its own, received a second later, of 20 tokens."""
+    server.explanations[OTHER] = explanation(20, id=OTHER, received_ns=ANOTHER_SECOND)
+    watched = open_page(f"{server.url}/ui/r/{NAME}?beside={OTHER}", **options)
+    watched.wait_for_text("#beside-table", "sum = end to end")
+    return watched
+
+
+def row_of(watched: Watched, first: str) -> list[str]:
+    row = watched.page.locator("#beside-table tbody tr", has=watched.page.get_by_text(first, exact=True))
+    return [str(text) for text in row.locator("td").all_inner_texts()]
+
+
+def test_another_request_can_be_put_beside_and_taken_away(open_page: Open, server: FakeServer) -> None:
+    server.explanations[OTHER] = explanation(20, id=OTHER)
+    watched = shown(open_page, server)
+    page = watched.page
+    assert not page.locator("#beside-shown").is_visible()
+    assert not page.locator("#beside-clear").is_visible()
+    page.fill("#beside-id", f" {OTHER} ")
+    page.keyboard.press("Enter")
+    watched.wait_for_text("#beside-table", "sum = end to end")
+    assert watched.address == f"{server.url}/ui/r/{NAME}?beside={OTHER}"
+    assert page.locator("#beside-note a").get_attribute("href") == f"/ui/r/{OTHER}"
+    assert row_of(watched, "output tokens") == ["output tokens", "60", "20", "−40"]
+    assert row_of(watched, "prompt tokens") == ["prompt tokens", "900", "900", "the same"]
+    assert row_of(watched, "sum = end to end")[3].startswith("−")
+    assert "(" in row_of(watched, "decode")[1]
+    page.click("#beside-clear")
+    assert not page.locator("#beside-shown").is_visible()
+    assert watched.address == f"{server.url}/ui/r/{NAME}"
+    assert page.evaluate("document.activeElement.id") == "beside-id"
+
+
+def test_both_lives_are_drawn_on_one_axis_that_zooms(open_page: Open, server: FakeServer) -> None:
+    watched = paired(open_page, server, height=1800)
+    page = watched.page
+    watched.wait_for_colors("#beside", DECODE, PREFILL)
+    assert "request 2:" in page.get_attribute("#beside", "aria-label")
+    watched.wait_for_drawings()
+    picture = "document.getElementById('beside').toDataURL()"
+    whole = page.evaluate(picture)
+    page.focus("#beside")
+    page.keyboard.press("w")
+    watched.wait_for(f"whole => {picture} !== whole", whole)
+    page.click("#beside-whole")
+    watched.wait_for(f"whole => {picture} === whole", whole)
+
+
+def test_keys_go_through_both_lives_from_their_beginnings_or_by_the_clock(open_page: Open, server: FakeServer) -> None:
+    watched = paired(open_page, server)
+    page = watched.page
+    page.focus("#beside")
+    page.keyboard.press("ArrowRight")
+    assert "0 ms after each was received; 1: received and tokenised" in watched.text("#beside-readout")
+    assert "2: received and tokenised" in watched.text("#beside-readout")
+    page.keyboard.press("ArrowRight")
+    assert "2: queued: no free slot, 2.45 s: behind r41" in watched.text("#beside-readout")
+    page.keyboard.press("Escape")
+    assert "Point at the chart" in watched.text("#beside-readout")
+    page.click("#beside-clock")
+    assert page.get_attribute("#beside-clock", "aria-pressed") == "true"
+    page.focus("#beside")
+    page.keyboard.press("ArrowRight")
+    assert "0 ms after the first of them was received" in watched.text("#beside-readout")
+    assert "2: not there yet" in watched.text("#beside-readout")
+
+
+def test_an_unknown_request_beside_leaves_the_page_as_it_is(open_page: Open, server: FakeServer) -> None:
+    watched = open_page(f"{server.url}/ui/r/{NAME}?beside=%3Cimg%20src%3Dx%3E")
+    watched.expected = ["404"]
+    watched.wait_for_text("#beside-note", "no such request is known")
+    assert watched.page.locator("main img").count() == 0
+    assert watched.page.input_value("#beside-id") == "<img src=x>"
+    assert not watched.page.locator("#beside-shown").is_visible()
+    assert watched.text("#state") == "finished"
+    assert watched.text("#connection") == "complete"
+
+
+def test_a_request_beside_that_is_not_over_is_asked_for_again(open_page: Open, server: FakeServer) -> None:
+    server.explanations[OTHER] = explanation(10, id=OTHER, is_live=True, state="running")
+    watched = open_page(f"{server.url}/ui/r/{NAME}?beside={OTHER}")
+    watched.wait_for_text("#beside-note", f"2 is {OTHER}, running.")
+    server.explanations[OTHER] = explanation(20, id=OTHER)
+    watched.wait_for_text("#beside-note", "finished after")
+    assert row_of(watched, "output tokens")[2] == "20"
+
+
+def test_of_several_choices_the_slowest_stands_beside(open_page: Open, server: FakeServer) -> None:
+    choices = [explanation(20, id=OTHER), explanation(50, id=OTHER)]
+    server.explanations[OTHER] = explanation(50, id=OTHER, choices=choices)
+    watched = open_page(f"{server.url}/ui/r/{NAME}?beside={OTHER}")
+    watched.wait_for_text("#beside-note", "choice 1, the slowest of 2")
+    assert row_of(watched, "output tokens")[2] == "50"
+
+
+def test_one_key_opens_both_requests(open_page: Open, server: FakeServer) -> None:
+    server.key = "sesame"
+    server.explanations[OTHER] = explanation(20, id=OTHER)
+    watched = open_page(f"{server.url}/ui/r/{NAME}?beside={OTHER}")
+    watched.expected = ["401"]
+    watched.page.fill("#key-dialog input", "sesame")
+    watched.page.keyboard.press("Enter")
+    watched.wait_for_text("#beside-table", "sum = end to end")
+    assert all("sesame" not in url for url in watched.urls)
+
+
+def test_a_batch_mate_can_be_put_beside(open_page: Open, server: FakeServer) -> None:
+    watched = shown(open_page, server)
+    link = watched.page.locator("#mates-list a", has_text="side by side").first
+    server.explanations["chatcmpl-0077"] = explanation(10, id="chatcmpl-0077")
+    link.click()
+    watched.wait_for_text("#beside-note", "2 is chatcmpl-0077")
+    assert watched.address == f"{server.url}/ui/r/{NAME}?beside=chatcmpl-0077"
+
+
+def test_two_requests_are_accessible_in_both_themes_and_widths(open_page: Open, server: FakeServer) -> None:
+    watched = paired(open_page, server)
+    for width, scheme in LOOKS:
+        watched.look(width, scheme)
+        assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert watched.axe() == []

@@ -3,7 +3,14 @@
 // Everything shown comes from the page itself; all text goes in as text, never as markup.
 
 /** @typedef {[index: number, group: string, prompt: number, output: number, times: (number | null)[]]} Sent */
-/** @typedef {{policies: string[], curves: Record<string, number[][][]>, requests: Sent[]}} Data */
+/**
+ * Where an axis of durations lies, and what is at its ends.
+ * @typedef {[left: number, width: number, low: number, high: number, isLog: boolean]} Scale
+ */
+/**
+ * `scales` are those of the wide picture and of the narrow one.
+ * @typedef {{policies: string[], curves: Record<string, number[][][]>, requests: Sent[], scales: Scale[][]}} Data
+ */
 /** @typedef {{svg: SVGSVGElement, left: number, width: number, end: number}} Timed */
 
 const NS = "http://www.w3.org/2000/svg";
@@ -148,6 +155,13 @@ function stretch(each) {
   for (const axis of each.svg.querySelectorAll(".axis")) ticks(each, axis, isWhole);
 }
 
+/** The distance between at most so many round values. @param {number} span @param {number} most @returns {number} */
+function niceStep(span, most) {
+  const rough = span / most;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough) ?? rough;
+}
+
 /** @param {Timed} each @param {Element} axis @param {boolean} isWhole */
 function ticks(each, axis, isWhole) {
   const own = [...axis.querySelectorAll(".tick-x")];
@@ -155,9 +169,7 @@ function ticks(each, axis, isWhole) {
   const y = own[0]?.querySelector("text")?.getAttribute("y");
   if (isWhole || !y) return;
   const most = Math.max(2, Math.floor(each.width / 80));
-  const rough = (view.to - view.from) / most;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough) ?? rough;
+  const step = niceStep(view.to - view.from, most);
   const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   for (let i = Math.ceil(view.from / step - 1e-9); i * step <= view.to + 1e-9; i++) {
     const label = draw("text", { class: "tick", x: place(each, i * step), y });
@@ -325,6 +337,171 @@ for (const row of table.tBodies[0].rows) {
   button.setAttribute("aria-pressed", "false");
   head.replaceChildren(button);
   button.addEventListener("click", () => select(selected === Number(row.dataset.r) ? null : Number(row.dataset.r)));
+}
+
+// ---- how durations are spread: a tick at p99, too near to that at p95 for still pictures -------
+
+const WORDS_APART = 4;
+
+for (const axis of document.querySelectorAll("#durations .axis")) {
+  const all = [...axis.querySelectorAll(".tick-y")];
+  const [middle, upper] = ["p50", "p95"].map((name) => all.find((each) => each.textContent?.trim() === name));
+  if (!middle || !upper) continue;
+  const [y50, y95] = [middle, upper].map((each) => Number(each.querySelector("use")?.getAttribute("y")));
+  const tick = /** @type {Element} */ (upper.cloneNode(true));
+  tick.setAttribute("transform", `translate(0 ${((y95 - y50) * (0.99 - 0.95)) / (0.95 - 0.5)})`);
+  const [above, below] = [tick, upper].map((each) => /** @type {Element} */ (each.querySelector("text")));
+  const y = Number(below.getAttribute("y"));
+  above.textContent = "p99";
+  above.setAttribute("y", String(y - WORDS_APART));
+  below.setAttribute("y", String(y + WORDS_APART));
+  upper.after(tick);
+}
+
+// ---- how durations are spread: on a log axis or a linear one, as the reader likes --------------
+
+const LEAST_SHARE = 1e-3; // of the greatest duration: nothing shorter is told apart in these pictures
+const WORDS_PX = 7; // about the width of a letter
+
+/** Values of an axis by place, and places by value. @param {Scale} scale */
+function mapping([left, width, low, high, isLog]) {
+  return {
+    /** @param {number} x */
+    value: (x) => (isLog ? low * (high / low) ** ((x - left) / width) : low + ((x - left) / width) * (high - low)),
+    /** @param {number} value */
+    x: (value) => {
+      const share = isLog ? Math.log(Math.max(value, low) / low) / Math.log(high / low) : (value - low) / (high - low);
+      return left + width * share;
+    },
+  };
+}
+
+/** The axis of the other kind for values at these places. @param {Scale} scale @param {number[]} xs @returns {Scale} */
+function otherKind(scale, xs) {
+  const [left, width, , high, isLog] = scale;
+  if (isLog) return [left, width, 0, high, false];
+  const values = xs.map(mapping(scale).value).filter((value) => value > high * LEAST_SHARE);
+  return [left, width, Math.min(high / 10, ...values) / 1.15, high, true];
+}
+
+/** Round values of an axis. @param {Scale} scale @returns {number[]} */
+function roundValues([, width, low, high, isLog]) {
+  const most = Math.max(2, Math.floor(width / 80));
+  if (!isLog) {
+    const step = niceStep(high - low, most);
+    return Array.from({ length: Math.floor(high / step + 1e-9) + 1 }, (_, i) => i * step);
+  }
+  const decades = [];
+  for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) decades.push(10 ** power);
+  const inside = decades.filter((value) => value >= low);
+  if (inside.length > 1) return inside;
+  return decades.flatMap((value) => [value, 2 * value, 5 * value]).filter((value) => value >= low && value <= high);
+}
+
+/** One of the pictures of how durations are spread, whose axis can be turned into one of the other kind, and back. */
+class Spread {
+  /** @param {Element} svg @param {Scale} scale @param {Element} across @param {Element} up the axes */
+  constructor(svg, scale, across, up) {
+    this.scale = scale;
+    this.across = across;
+    const clip = up.querySelector(".tick-y path")?.getAttribute("clip-path");
+    const inside = [...svg.querySelectorAll(`[clip-path="${clip}"]`)].filter((part) => !part.closest(".axis"));
+    this.paths = inside.filter((part) => part.localName === "path");
+    this.marks = inside.flatMap((part) => [...part.querySelectorAll("use")]);
+    const heights = [...up.querySelectorAll("use")].map((use) => Number(use.getAttribute("y")));
+    this.words = [...svg.querySelectorAll("text")].filter((text) => {
+      const [x, y] = [Number(text.getAttribute("x")), Number(text.getAttribute("y"))];
+      const isHere = x >= scale[0] && x <= scale[0] + scale[1] && y >= Math.min(...heights) && y <= Math.max(...heights);
+      return isHere && text.textContent?.startsWith("SLO ");
+    });
+    /** @type {(() => void)[]} */
+    this.undo = [];
+  }
+
+  /** As it was drawn. */
+  reset() {
+    for (const undo of this.undo.splice(0)) undo();
+  }
+
+  /** @param {Element} element @param {string} name @param {string} value */
+  #set(element, name, value) {
+    const old = element.getAttribute(name);
+    this.undo.push(() => (old === null ? element.removeAttribute(name) : element.setAttribute(name, old)));
+    element.setAttribute(name, value);
+  }
+
+  turn() {
+    const points = this.paths.map((path) => [...(path.getAttribute("d") ?? "").matchAll(/[ML](-?[\d.]+)/g)]);
+    const scale = otherKind(this.scale, points.flat().map((found) => Number(found[1])));
+    const [from, to] = [mapping(this.scale), mapping(scale)];
+    /** @param {string} x */
+    const moved = (x) => to.x(from.value(Number(x))).toFixed(1);
+    for (const path of this.paths) {
+      const d = (path.getAttribute("d") ?? "").replace(/([ML])(-?[\d.]+)/g, (_, act, x) => act + moved(x));
+      this.#set(path, "d", d);
+    }
+    for (const mark of this.marks) this.#set(mark, "x", moved(mark.getAttribute("x") ?? "0"));
+    for (const text of this.words) this.#moveWords(text, scale, from, to);
+    this.#axis(scale, to);
+  }
+
+  /** The name of a line goes with it, on the side that has room. @param {Element} text @param {Scale} scale
+   * @param {ReturnType<typeof mapping>} from @param {ReturnType<typeof mapping>} to
+   */
+  #moveWords(text, [left, width], from, to) {
+    const old = Number(text.getAttribute("x"));
+    const isBefore = text.getAttribute("style")?.includes("text-anchor:end") ?? false;
+    const line = old + (isBefore ? 5 : -5);
+    const long = WORDS_PX * (text.textContent ?? "").length + 10;
+    const place = to.x(from.value(line));
+    const side = isBefore && place - long < left ? long : !isBefore && place + long > left + width ? -long : 0;
+    const transform = `translate(${(place - line + side).toFixed(1)} 0)`;
+    this.#set(text, "transform", transform);
+    const box = text.previousElementSibling;
+    if (box?.localName === "path" && !box.hasAttribute("clip-path")) this.#set(box, "transform", transform);
+  }
+
+  /** @param {Scale} scale @param {ReturnType<typeof mapping>} to */
+  #axis(scale, to) {
+    const own = [...this.across.querySelectorAll(".tick-x")];
+    const y = own[0]?.querySelector("text")?.getAttribute("y") ?? "0";
+    for (const tick of own) this.#set(tick, "visibility", "hidden");
+    for (const value of roundValues(scale)) {
+      const label = draw("text", { class: "tick", x: to.x(value), y });
+      label.textContent = String(Number(value.toPrecision(3)));
+      this.across.append(label);
+      this.undo.push(() => label.remove());
+    }
+    const title = [...this.across.children].find((each) => each.localName === "text" && !each.classList.contains("tick"));
+    const words = title?.textContent ?? "";
+    if (!title) return;
+    title.textContent = scale[4] ? `${words} (log scale)` : words.replace(" (log scale)", "");
+    this.undo.push(() => {
+      title.textContent = words;
+    });
+  }
+}
+
+const spreads = data.scales.flatMap((scales, i) => {
+  const svg = document.querySelectorAll("#durations svg.picture")[i];
+  const axes = svg ? [...svg.querySelectorAll(".axis")] : [];
+  return scales.flatMap((scale, k) => (axes.length === 2 * scales.length ? [new Spread(svg, scale, axes[2 * k], axes[2 * k + 1])] : []));
+});
+
+if (spreads.length) {
+  const label = document.createElement("label");
+  const choice = document.createElement("select");
+  label.className = "small";
+  label.textContent = "axes of durations ";
+  for (const name of ["as they fit", "log", "linear"]) choice.add(new Option(name));
+  label.append(choice);
+  document.querySelector("#durations .frame")?.before(label);
+  choice.addEventListener("change", () => {
+    for (const spread of spreads) {
+      spread.reset();
+      if (choice.value !== "as they fit" && spread.scale[4] !== (choice.value === "log")) spread.turn();
+    }
+  });
 }
 
 // ---- dumbbells: in another order ---------------------------------------------------------------

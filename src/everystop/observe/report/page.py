@@ -22,6 +22,7 @@ from everystop.observe.report.headline import verdict
 from everystop.observe.report.inline_svg import inline_svg
 from everystop.observe.report.pictures import Drawing
 from everystop.observe.report.remarks import alarms, caption, equality, facts, lead, limits, method
+from everystop.observe.report.sheets import Scale
 from everystop.observe.report.shown import shown_runs
 from everystop.observe.report.tables import Table, bench_table, picture_table, request_rows, request_table
 
@@ -67,7 +68,7 @@ def render_page(comparison: Comparison, drawings: Sequence[Drawing], no_pictures
         style=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data=Markup(_as_script(_data(comparison))),
+        data=Markup(_as_script(_data(comparison, drawings))),
         glyphs={policy: stroke.glyph for policy, stroke in strokes(comparison.policies).items()},
     )
 
@@ -102,8 +103,8 @@ def _figure(comparison: Comparison, drawing: Drawing) -> Figure:
     )
 
 
-def _data(comparison: Comparison) -> dict[str, Any]:
-    """What the page's script knows: requests by index, and the curves under the cursor."""
+def _data(comparison: Comparison, drawings: Sequence[Drawing]) -> dict[str, Any]:
+    """What the page's script knows: requests by index, the curves under the cursor, and the axes of durations."""
     runs = shown_runs(comparison)
     end_s = max((run.duration_s for run in runs), default=1.0)
     curves: dict[str, list[list[list[float]]]] = {"at work": [], "tokens": []}
@@ -115,11 +116,21 @@ def _data(comparison: Comparison) -> dict[str, Any]:
     return {
         "policies": list(comparison.policies),
         "curves": curves,
+        "scales": [[[*map(_figures, scale)] for scale in scales] for scales in _scales(drawings)],
         "requests": [
             [row.index, row.group, row.num_prompt_tokens, row.num_output_tokens, [_short(t) for t in row.times]]
             for row in rows[:MAX_REQUESTS]
         ],
     }
+
+
+def _scales(drawings: Sequence[Drawing]) -> tuple[list[Scale], list[Scale]]:
+    """Those of the wide and of the narrow picture that has any."""
+    return next((drawing.scales for drawing in drawings if drawing.scales[0]), ([], []))
+
+
+def _figures(value: float) -> float:
+    return value if isinstance(value, bool) else float(f"{value:.6g}")
 
 
 def _columns(points: Sequence[tuple[float, float]], digits: int) -> list[list[float]]:

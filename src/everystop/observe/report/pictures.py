@@ -26,7 +26,7 @@ from everystop.observe.report.grammar import (
 )
 from everystop.observe.report.lanes import Lanes
 from everystop.observe.report.request_pictures import Change, changes, dumbbells, shown_rows, speed_up_by_length
-from everystop.observe.report.sheets import Entry, Sheet, Timed, drawing_style, legend_height
+from everystop.observe.report.sheets import Entry, Scale, Sheet, Timed, drawing_style, legend_height
 from everystop.observe.report.shown import shown_runs
 from everystop.observe.report.slot_picture import MIN_PX, end_line, lanes_of, rows_above, slot_chart
 from everystop.observe.report.use_picture import USE_LOOKS, slot_shares, slot_time, wasted_share
@@ -87,13 +87,14 @@ def _pictures(comparison: Comparison) -> Iterator[Picture]:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A picture drawn for a page, wide and narrow, in colours that the page or a theme replaces; `timed` is that of the
-    two sheets, and `notes` is what a reader must be told.
+    """A picture drawn for a page, wide and narrow, in colours that the page or a theme replaces; `timed` and `scales`
+    are those of the two sheets, and `notes` is what a reader must be told.
     """
 
     picture: Picture
     documents: tuple[str, str]
     timed: tuple[Timed | None, Timed | None]
+    scales: tuple[list[Scale], list[Scale]]
     notes: tuple[str, ...]
 
 
@@ -105,7 +106,8 @@ def draw_all(comparison: Comparison) -> list[Drawing]:
 
 def _drawing(picture: Picture) -> Drawing:
     wide, narrow = (picture.draw(INLINE, width) for width in (picture.width, NARROW))
-    return Drawing(picture, (wide.as_svg(), narrow.as_svg()), (wide.timed, narrow.timed), tuple(wide.notes))
+    both = (wide.timed, narrow.timed), (wide.scales, narrow.scales)
+    return Drawing(picture, (wide.as_svg(), narrow.as_svg()), *both, tuple(wide.notes))
 
 
 def write_files(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
@@ -233,7 +235,10 @@ def _distributions(comparison: Comparison) -> Draw:
         for i, measure in enumerate(measures):
             left = (i % columns) * (cell_width + 12) + LEFT
             axes = sheet.axes(left, (i // columns) * cell_height + above, cell_width - LEFT - RIGHT, 200)
-            distribution(runs, measure, axes, theme, demand_s=demands.get(measure.key))
+            if distribution(runs, measure, axes, theme, demand_s=demands.get(measure.key)):
+                low_s, high_s = axes.get_xlim()
+                is_log = axes.get_xscale() == "log"
+                sheet.scales.append(Scale(left, cell_width - LEFT - RIGHT, low_s, high_s, is_log))
         sheet.legend(entries, 12, rows * cell_height)
         return sheet
 

@@ -49,9 +49,19 @@ class Timed(NamedTuple):
     end_s: float
 
 
+class Scale(NamedTuple):
+    """Where axes of durations lie, in pixels, and what is at their ends, in seconds."""
+
+    left: float
+    width: float
+    low_s: float
+    high_s: float
+    is_log: bool
+
+
 @dataclass(slots=True)
 class Sheet:
-    """A figure of a size in pixels; `timed` is where its time axes lie, if it has any;
+    """A figure of a size in pixels; `timed` is where its time axes lie, `scales` where its axes of durations do;
     `notes` is what a reader must be told about how it was drawn.
     """
 
@@ -59,6 +69,7 @@ class Sheet:
     height: float
     theme: Theme
     timed: Timed | None = None
+    scales: list[Scale] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     figure: Any = None
     _page: Any = field(default=None, repr=False)

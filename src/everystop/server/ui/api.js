@@ -81,11 +81,23 @@ export async function* events(path, signal, body) {
   }
 }
 
+/** The question that is open. @type {Promise<void> | null} */
+let asking = null;
+
 /**
- * Ask for the key in a dialog of the page; resolves when one has been given, and stored.
+ * Ask for the key in a dialog of the page; resolves when one has been given, and stored. Who asks while it is open
+ * waits for the same answer.
  * @param {string} why @returns {Promise<void>}
  */
 export function askForKey(why) {
+  asking ??= openDialog(why).finally(() => {
+    asking = null;
+  });
+  return asking;
+}
+
+/** @param {string} why @returns {Promise<void>} */
+function openDialog(why) {
   const dialog = /** @type {HTMLDialogElement} */ (document.getElementById("key-dialog"));
   const form = /** @type {HTMLFormElement} */ (dialog.querySelector("form"));
   const field = /** @type {HTMLInputElement} */ (dialog.querySelector("input"));

@@ -47,6 +47,19 @@ export function requestLink(name, text) {
   return link;
 }
 
+/** The page of one request with another put beside it. @param {string} name @param {string} other @returns {string} */
+export function besideAddress(name, other) {
+  return `/ui/r/${encodeURIComponent(name)}?beside=${encodeURIComponent(other)}`;
+}
+
+/** The link that puts another request beside that of the page. @param {string} other @returns {HTMLElement} */
+export function besideLink(other) {
+  const link = /** @type {HTMLAnchorElement} */ (make("a", "", ["side by side"]));
+  link.href = `?beside=${encodeURIComponent(other)}`;
+  link.title = `this request and ${other}`;
+  return link;
+}
+
 const IDS = /((?:chat)?cmpl-[0-9A-Za-z]{6,})/;
 
 /**

@@ -22,6 +22,8 @@ import { byId, canvasOf, fillTable, keyOf, make, requestLink, setText } from "./
 import { chooseTheme } from "./theme.js";
 import { tryOut } from "./tryout.js";
 import { follow } from "./stream.js";
+import { offer, offerText, stepLines } from "./saving.js";
+import { traceOf } from "./trace.js";
 
 const PANELS = ["slots", "columns", "blocks", "strips"];
 const HINT = "Point at a bar to read it; click it to follow its request through all panels.";
@@ -231,10 +233,7 @@ function toggleTable(panel, button) {
 /** Keep what the slot chart shows as a picture. */
 function save() {
   slots.drawNow();
-  const link = /** @type {HTMLAnchorElement} */ (make("a"));
-  link.download = `slots-step-${model.timeline.last?.id ?? 0}.png`;
-  link.href = slots.canvas.toDataURL("image/png");
-  link.click();
+  offer(slots.canvas.toDataURL("image/png"), "slots", "png");
 }
 
 function wireButtons() {
@@ -243,6 +242,10 @@ function wireButtons() {
   byId("zoom-in").addEventListener("click", () => view.zoom(1 / 1.5));
   byId("zoom-out").addEventListener("click", () => view.zoom(1.5));
   byId("save").addEventListener("click", save);
+  byId("save-trace").addEventListener("click", () => offerText(traceOf(model), "application/json", "trace", "json"));
+  byId("save-steps").addEventListener("click", () => {
+    offerText(stepLines(model.timeline.steps), "application/jsonl", "steps", "jsonl");
+  });
   byId("definitions").addEventListener("click", () => {
     const isDefined = byId("tiles").classList.toggle("defined");
     byId("definitions").setAttribute("aria-pressed", String(isDefined));

@@ -16,7 +16,7 @@ function matesWords(mates) {
 }
 
 /** The end of a long id is what tells it from others. @param {string | null} id @returns {string} */
-function shortId(id) {
+export function shortId(id) {
   if (id === null) return "another request";
   return id.length > 16 ? `…${id.slice(-8)}` : id;
 }

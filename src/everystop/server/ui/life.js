@@ -26,12 +26,12 @@ export const LANE = 22;
 const TOP = 6;
 
 /** @param {Sheet} sheet @param {Span} span @returns {SpanAxis} */
-function axisOf(sheet, span) {
+export function axisOf(sheet, span) {
   return span.axis(MARGIN.left, Math.max(sheet.width - MARGIN.left - MARGIN.right, 10));
 }
 
 /** @param {Sheet} sheet @param {SpanAxis} axis @param {number | null} cursor_ns @param {number} bottom */
-function drawCursor({ context, theme }, axis, cursor_ns, bottom) {
+export function drawCursor({ context, theme }, axis, cursor_ns, bottom) {
   if (cursor_ns === null) return;
   context.fillStyle = theme.ink;
   context.fillRect(Math.round(axis.x(cursor_ns)), 0, 1, bottom);

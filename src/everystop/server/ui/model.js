@@ -1,6 +1,7 @@
 // What the live stream has told so far, as a timeline and as series; it draws nothing.
 
 import { Timeline, firstAbove } from "./timeline.js";
+import { RequestGaps, quantile } from "./gaps.js";
 
 /** @typedef {import("./timeline.js").Step} Step */
 /** @typedef {import("./timeline.js").Cell} Cell */
@@ -68,6 +69,7 @@ export class LiveModel {
     this.tokensPerSecond = [];
     /** When each request's last token came. @type {Map<number, number>} */
     this.lastToken = new Map();
+    this.requestGaps = new RequestGaps();
     /** Who had a slot last. @type {(number | undefined)[]} */
     this.slotHolders = [];
     /** How long the last steps took. @type {number[]} */
@@ -79,7 +81,7 @@ export class LiveModel {
     for (const list of [this.firstTokens, this.gaps, this.running, this.queued, this.tokensPerSecond, this.acts]) {
       list.length = 0;
     }
-    for (const map of [this.requests, this.lastToken]) map.clear();
+    for (const map of [this.requests, this.lastToken, this.requestGaps]) map.clear();
     this.slotHolders = [];
     this.durations = [];
     this.median_ns = 0;
@@ -92,6 +94,7 @@ export class LiveModel {
     this.uptime_s = message.uptime_s;
     for (const request of message.requests ?? []) this.#takeRequest(request);
     for (const step of message.steps ?? []) this.#takeStep(step);
+    for (const request of message.requests ?? []) if (request.finish_ns !== null) this.itlP99(request);
     this.timeline.now_ns = message.now_ns;
     this.#addTokens(Math.floor(message.now_ns / NS_PER_S), 0);
     if (message.waiting !== undefined) this.waiting = message.waiting;
@@ -131,7 +134,7 @@ export class LiveModel {
     const is_slow = this.median_ns > 0 && end_ns - begin_ns > 2 * this.median_ns;
     const counts = { num_decode, num_prefill, num_padded, num_running, num_waiting, num_held, num_free, num_cached };
     /** @type {Step} */
-    const step = { id, begin_ns, end_ns, execute_ns, num_evicted, is_slow, ...counts, cells: [] };
+    const step = { id, scheduled_ns, begin_ns, end_ns, execute_ns, num_evicted, is_slow, ...counts, cells: [] };
     this.#addRows(step, rows);
     this.#addOthers(step);
     this.timeline.add(step);
@@ -171,6 +174,7 @@ export class LiveModel {
     const last_ns = this.lastToken.get(request);
     this.lastToken.set(request, step.end_ns);
     this.#addTokens(Math.floor(step.end_ns / NS_PER_S), outputs);
+    this.requestGaps.add(request, outputs, last_ns === undefined ? null : step.end_ns - last_ns);
     if (last_ns === undefined) return;
     this.gaps.push({ ns: step.end_ns, value: step.end_ns - last_ns });
   }
@@ -214,6 +218,11 @@ export class LiveModel {
     this.median_ns = quantile(this.durations, 0.5);
   }
 
+  /** What 99 of 100 of a request's gaps between tokens stay below; null if that is not known. @param {Req} request */
+  itlP99(request) {
+    return this.requestGaps.p99(request);
+  }
+
   #forget() {
     const oldest = this.timeline.steps[0]?.begin_ns ?? 0;
     for (const series of [this.firstTokens, this.gaps, this.running, this.queued, this.tokensPerSecond]) {
@@ -225,6 +234,7 @@ export class LiveModel {
       if (this.requests.size <= MAX_REQUESTS) break;
       if (request.finish_ns === null) continue;
       for (const map of [this.requests, this.lastToken]) map.delete(id);
+      this.requestGaps.forget(id);
     }
   }
 }
@@ -232,13 +242,4 @@ export class LiveModel {
 /** Add a point where the value has changed. @param {Point[]} series @param {number} ns @param {number} value */
 function push(series, ns, value) {
   if (series.length === 0 || series[series.length - 1].value !== value) series.push({ ns, value });
-}
-
-/**
- * The value below which that share of the values lies.
- * @param {number[]} values @param {number} share @returns {number}
- */
-export function quantile(values, share) {
-  const sorted = Float64Array.from(values).sort();
-  return sorted.length === 0 ? NaN : sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
 }

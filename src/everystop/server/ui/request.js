@@ -10,21 +10,20 @@ import { drawMates, drawTokens, drawWaterfall, waterfallHeight } from "./life.js
 import { lifeWords } from "./life-words.js";
 import { pilot } from "./pilot.js";
 import { showAdvice, showBlame, showFacts, showLate, showMates, showSegments, showSentence } from "./verdicts.js";
-import { KeyNeeded, ServerError, askForKey, getJson } from "./api.js";
+import { Beside } from "./beside.js";
+import { inquire, slowest } from "./inquire.js";
 import { byId, canvasOf, keyOf, setText } from "./dom.js";
 import { chooseTheme } from "./theme.js";
 
 /** @typedef {import("./life.js").Explanation} Explanation */
 
 const HINT = "Point at a chart to read it.";
-const LIVE_MS = 1000;
-const RETRY_MS = 4000;
 const ZOOM = 1.5;
 
 const name = nameIn(location.pathname.replace(/^.*\/ui\/r\//, ""));
-const path = `/v1/requests/${encodeURIComponent(name)}/explain`;
 const span = new Span();
 const tip = new Tip(byId("tip"));
+const beside = new Beside();
 /** What the server said last. @type {Explanation | null} */
 let answer = null;
 /** The choice of it that is drawn. @type {Explanation | null} */
@@ -62,6 +61,7 @@ function show(explanation) {
   setText(byId("mates-title"), `Batch-mates: tokens of each step it was in, square-root scale${thinned}`);
   span.setTotal(shown.e2e_ns);
   for (const surface of charts) surface.invalidate();
+  beside.showOwn(shown);
   describe(shown);
 }
 
@@ -71,7 +71,7 @@ function showChoices({ choices = [] }) {
   byId("choice-label").hidden = choices.length < 2;
   if (choices.length < 2 || select.options.length === choices.length) return;
   select.replaceChildren(...choices.map((choice, i) => new Option(`${i}: ${duration(choice.e2e_ns)}`, `${i}`)));
-  select.value = `${choices.reduce((slowest, { e2e_ns }, i) => (e2e_ns > choices[slowest].e2e_ns ? i : slowest), 0)}`;
+  select.value = `${slowest(choices)}`;
 }
 
 /** What the charts show, for those who do not see them. @param {Explanation} e */
@@ -97,46 +97,18 @@ function spanChanged() {
   tip.show(words, span.cursor_ns === null ? null : { x, y: charts[0].canvas.clientHeight });
 }
 
-/** Ask the server, and again as long as the request is not over. */
-async function load() {
+/** How the asking goes. @param {string} text @param {string} state */
+function say(text, state) {
   const status = byId("connection");
-  /** @param {string} text @param {string} state */
-  const say = (text, state) => {
-    setText(status, text);
-    status.className = `connection ${state}`;
-  };
-  for (;;) {
-    try {
-      const explanation = await getJson(path);
-      show(explanation);
-      say(explanation.is_live ? "live" : "complete", explanation.is_live ? "live" : "");
-      if (!explanation.is_live) return;
-      await pause(LIVE_MS);
-    } catch (error) {
-      if (error instanceof KeyNeeded) await askForKey(error.message);
-      else if (error instanceof ServerError && error.status !== 503) return refuse(error, say);
-      else {
-        if (!(error instanceof TypeError || error instanceof ServerError)) console.error(error);
-        say("the server cannot be reached; trying again", "bad");
-        await pause(RETRY_MS);
-      }
-    }
-  }
+  setText(status, text);
+  status.className = `connection ${state}`;
 }
 
-/** There is nothing to show. @param {ServerError} error @param {(text: string, state: string) => void} say */
-function refuse(error, say) {
+/** There is nothing to show. @param {import("./api.js").ServerError} error */
+function refuse(error) {
   say(error.status === 404 ? "unknown" : "refused", "bad");
   setText(byId("state"), "unknown");
   setText(byId("sentence"), error.message);
-}
-
-/** Wait, and while nobody looks wait on. @param {number} ms @returns {Promise<void>} */
-async function pause(ms) {
-  await new Promise((resolve) => setTimeout(resolve, ms));
-  while (document.hidden) {
-    await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
-  }
 }
 
 /** When it first got a place, by the end of its first wait. */
@@ -174,7 +146,7 @@ function start() {
   byId("on-board").addEventListener("click", () => span.show(boarding(), span.total_ns));
   byId("life-as-table").addEventListener("click", toggleTable);
   byId("choice").addEventListener("change", () => answer !== null && show(answer));
-  load();
+  inquire(name, { show, say, refuse });
 }
 
 start();

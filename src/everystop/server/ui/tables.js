@@ -3,7 +3,7 @@
 import { BLOCKS, KINDS } from "./grammar.js";
 import { count, duration, percent, requestLabel } from "./format.js";
 import { blockCounts, numBlocksOf } from "./blockmap.js";
-import { quantile } from "./model.js";
+import { quantile } from "./gaps.js";
 
 /** @typedef {import("./model.js").LiveModel} LiveModel */
 /** @typedef {{caption: string, columns: string[], rows: string[][]}} Table */

@@ -4,8 +4,9 @@ import { counted, duration, percent, rate } from "./format.js";
 import { byId, make, setText } from "./dom.js";
 import { drawSpark } from "./strips.js";
 import { firstAbove } from "./timeline.js";
-import { quantile } from "./model.js";
+import { quantile } from "./gaps.js";
 import { Surface } from "./surface.js";
+import { TargetsTile } from "./targets.js";
 
 /** @typedef {import("./model.js").Tiles} Numbers */
 /** @typedef {import("./model.js").LiveModel} LiveModel */
@@ -108,6 +109,7 @@ export class VerdictStrip {
       const values = [];
       return { tile, value, detail, values, surface: new Surface(canvas, (sheet) => drawSpark(sheet, values)) };
     });
+    this.targets = new TargetsTile(list);
   }
 
   /** Show the numbers; once a second the sparklines grow, and at first they are made from the steps.
@@ -128,6 +130,7 @@ export class VerdictStrip {
       surface.invalidate();
     }
     this.second = second;
+    this.targets.show(model);
     setText(byId("verdict"), verdict(tiles));
   }
 }

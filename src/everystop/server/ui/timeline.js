@@ -8,8 +8,8 @@
 /**
  * One step. It took from `begin_ns` (when the one before was back, or its own planning) to `end_ns`; its rows computed
  * tokens for `execute_ns`. Counts are those after it.
- * @typedef {{id: number, begin_ns: number, end_ns: number, execute_ns: number, num_decode: number, num_prefill: number,
- *   num_padded: number, num_running: number, num_waiting: number, num_held: number, num_free: number,
+ * @typedef {{id: number, scheduled_ns: number, begin_ns: number, end_ns: number, execute_ns: number, num_decode: number,
+ *   num_prefill: number, num_padded: number, num_running: number, num_waiting: number, num_held: number, num_free: number,
  *   num_cached: number, num_evicted: number, is_slow: boolean, cells: Cell[]}} Step
  */
 /**

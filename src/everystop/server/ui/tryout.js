@@ -3,7 +3,7 @@
 import { counted, duration } from "./format.js";
 import { KeyNeeded, events } from "./api.js";
 import { byId, setText } from "./dom.js";
-import { quantile } from "./model.js";
+import { quantile } from "./gaps.js";
 
 const WORDS = "the bus stops at every corner and whoever has arrived gets off while others who wait get on".split(" ");
 const SHORTEST = 0.2;

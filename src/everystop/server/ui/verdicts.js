@@ -2,7 +2,7 @@
 
 import { causeStyle, paint } from "./grammar.js";
 import { count, counted, duration, percent } from "./format.js";
-import { byId, fillTable, keyOf, linked, make, requestLink, setText } from "./dom.js";
+import { besideLink, byId, fillTable, keyOf, linked, make, requestLink, setText } from "./dom.js";
 
 /** @typedef {import("./life.js").Explanation} Explanation */
 
@@ -97,8 +97,13 @@ export function showMates({ steps }) {
   const rows = [...mates]
     .sort(([, one], [, other]) => other.prompt - one.prompt || other.steps - one.steps)
     .slice(0, MAX_MATES)
-    .map(([id, mate]) => [id === SIBLING ? id : requestLink(id, id), count(mate.steps), count(mate.prompt)]);
-  const columns = ["request", "steps shared", "prompt tokens in them"];
+    .map(([id, mate]) => [
+      id === SIBLING ? id : requestLink(id, id),
+      count(mate.steps),
+      count(mate.prompt),
+      id === SIBLING ? "" : besideLink(id),
+    ]);
+  const columns = ["request", "steps shared", "prompt tokens in them", ""];
   fillTable(tableIn("mates-list"), "Who shared its steps", columns, rows, [1, 2]);
 }
 
