@@ -166,7 +166,8 @@ class Batch:
         """A row of the request in the plan that is back has failed: its blocks become unmatchable, those that it has
         given back meanwhile too. Earlier chunks may be as wrong as this row, unseen without logits.
         """
-        self.kv.withdraw(request, 0)
+        if request.block_table:  # else it has ended, or been preempted, since
+            self.kv.withdraw(request, 0)
         given_back = [each for outstanding in (landed, *self.outstanding) for each in outstanding.deferred]
         for request_id, table in given_back:
             if request_id == request.request_id:
