@@ -16,7 +16,7 @@ from everystop.server.protocol import parse_completion
 
 @pytest.mark.parametrize(
     ("fields", "num_tokens"),
-    [({}, 60), ({"min_tokens": 80}, 80), ({"min_tokens": 5000}, 1014), ({"max_tokens": 7}, 7)],
+    [({}, 60), ({"min_tokens": 80}, 80), ({"min_tokens": 1014}, 1014), ({"max_tokens": 7}, 7)],
 )
 def test_recommended_length_holds_where_a_request_does_not_say_otherwise(
     server: ParrotServer, fields: dict[str, Any], num_tokens: int
