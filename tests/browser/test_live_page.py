@@ -5,6 +5,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 from xml.etree import ElementTree
 
@@ -211,10 +212,47 @@ def test_the_slot_chart_can_be_saved_as_svg(open_page: Open, server: FakeServer)
     assert {"slot 0", "slot 7", "prefill", "decode", "held or padding"} <= set(texts)
     assert any(re.fullmatch(r"r\d+", text or "") for text in texts)
     assert texts[-4:-1] == ["made-up", "static", "Everystop 0.1.0"]
-    assert re.fullmatch(r"saved [0-9-]+ [0-9:]+ UTC", texts[-1] or "")
+    assert re.fullmatch(r"until [0-9-]+ [0-9:]+ UTC", texts[-1] or "")
     fills = {each.get("fill") for each in root.iter(f"{{{SVG}}}rect")}
     assert {"#0072B2", "#E69F00"} <= fills
     assert unlike(watched, content) < 0.02
+
+
+def test_the_slot_chart_can_be_saved_while_its_table_is_shown(open_page: Open, server: FakeServer, run: Run) -> None:
+    watched = live(open_page, server)
+    watched.page.click("#pause")
+    _, shown = saved(watched, "#save-png")
+    watched.page.click("[data-table=slots]")
+    _, content = saved(watched, "#save-png")
+    with Image.open(io.BytesIO(shown)) as picture, Image.open(io.BytesIO(content)) as other:
+        assert other.height == picture.height
+        assert abs(other.width - picture.width) < 2 * 40  # a scroll bar
+    root = ElementTree.fromstring(saved(watched, "#save-svg")[1])
+    assert float(root.get("width") or 0) > 700
+    assert "slot 7" in [each.text for each in root.iter(f"{{{SVG}}}text")]
+
+
+def test_a_picture_of_the_past_says_until_when(open_page: Open, server: FakeServer, run: Run) -> None:
+    """Of a view that was moved back, the right edge is not now, nor the moment at which it is saved."""
+    watched = live(open_page, server)
+    page = watched.page
+
+    def words() -> list[str]:
+        return [each.text or "" for each in ElementTree.fromstring(saved(watched, "#save-svg")[1]).iter(f"{{{SVG}}}text")]
+
+    def until(texts: list[str]) -> datetime:
+        return datetime.fromisoformat(texts[-1].removeprefix("until ").removesuffix(" UTC"))
+
+    now = words()
+    assert "now" in now
+    page.focus("#slots")
+    for key in ("Space", *["a"] * 4):
+        page.keyboard.press(key)
+    watched.wait_for_drawings()
+    past = words()
+    assert "now" not in past
+    assert "0 s" in past
+    assert 2 <= (until(now) - until(past)).total_seconds() < 30
 
 
 def unlike(watched: Watched, svg: bytes) -> float:
