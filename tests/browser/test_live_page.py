@@ -238,7 +238,8 @@ def test_a_picture_of_the_past_says_until_when(open_page: Open, server: FakeServ
     page = watched.page
 
     def words() -> list[str]:
-        return [each.text or "" for each in ElementTree.fromstring(saved(watched, "#save-svg")[1]).iter(f"{{{SVG}}}text")]
+        root = ElementTree.fromstring(saved(watched, "#save-svg")[1])
+        return [each.text or "" for each in root.iter(f"{{{SVG}}}text")]
 
     def until(texts: list[str]) -> datetime:
         return datetime.fromisoformat(texts[-1].removeprefix("until ").removesuffix(" UTC"))
