@@ -256,6 +256,38 @@ def test_a_picture_of_the_past_says_until_when(open_page: Open, server: FakeServ
     assert 2 <= (until(now) - until(past)).total_seconds() < 30
 
 
+def test_a_request_that_is_held_ends_where_it_ended(open_page: Open, server: FakeServer) -> None:
+    """The mark stands before what is held, as in a report, and wide waste says what it is."""
+    server.first = [Run(is_static=True).full(400)]
+    watched = live(open_page, server)
+    watched.page.click("#steps")
+    watched.wait_for_drawings()
+    root = ElementTree.fromstring(saved(watched, "#save-svg")[1])
+    [waste] = [
+        each.get("id") for each in root.iter(f"{{{SVG}}}pattern") if any(rect.get("fill") == "#3B3B3B" for rect in each)
+    ]
+    chart_bottom = max(
+        place(each, "y") for each in root.iter(f"{{{SVG}}}text") if (each.text or "").startswith("slot ")
+    )
+    held = [each for each in root.iter(f"{{{SVG}}}rect") if each.get("fill") == f"url(#{waste})"]
+    held = [each for each in held if place(each, "y") < chart_bottom + 15]
+    marks = [each for each in texts if each.text == "●"]
+    assert len(held) > 10
+    assert len(marks) > 10
+    assert any(each.text == "held" for each in texts)
+    for mark in marks:
+        assert not any(is_over(mark, rect) for rect in held)
+
+
+def place(element: ElementTree.Element, name: str) -> float:
+    return float(element.get(name) or "nan")
+
+
+def is_over(text: ElementTree.Element, rect: ElementTree.Element) -> bool:
+    x, y = place(text, "x") - place(rect, "x"), place(text, "y") - place(rect, "y")
+    return 0 < x < place(rect, "width") and 0 < y < place(rect, "height")
+
+
 def unlike(watched: Watched, svg: bytes) -> float:
     """Share of the slot chart's pixels that look clearly different in the picture; no two ways draw letters alike."""
     shown = watched.page.evaluate("document.getElementById('slots').toDataURL()")
