@@ -266,9 +266,8 @@ def test_a_request_that_is_held_ends_where_it_ended(open_page: Open, server: Fak
     [waste] = [
         each.get("id") for each in root.iter(f"{{{SVG}}}pattern") if any(rect.get("fill") == "#3B3B3B" for rect in each)
     ]
-    chart_bottom = max(
-        place(each, "y") for each in root.iter(f"{{{SVG}}}text") if (each.text or "").startswith("slot ")
-    )
+    texts = list(root.iter(f"{{{SVG}}}text"))
+    chart_bottom = max(place(each, "y") for each in texts if (each.text or "").startswith("slot "))
     held = [each for each in root.iter(f"{{{SVG}}}rect") if each.get("fill") == f"url(#{waste})"]
     held = [each for each in held if place(each, "y") < chart_bottom + 15]
     marks = [each for each in texts if each.text == "●"]
