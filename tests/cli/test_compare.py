@@ -174,6 +174,7 @@ def test_requests_that_fail_are_counted_and_end_with_1(compare: Command, capsys:
         (["--repeats", "0"], "must be 1 to"),
         (["--policies", "static,fastest"], "'fastest'"),
         (["--policies", "static,static"], "twice"),
+        (["--policies", ""], "--policies names ''"),
         (["--policies", "continuous", "--batch-wait-ms", "3"], "--batch-wait-ms needs --policy static"),
         (["--api-key", "x"], "--api-key: only for a server"),
         (["--ca-file", "x", "--allow-remote"], "--ca-file and --allow-remote: only for a server"),
@@ -190,6 +191,7 @@ def test_requests_that_fail_are_counted_and_end_with_1(compare: Command, capsys:
         (["--url", "http://192.0.2.1:8000"], "--allow-remote"),
         (["--url", "http://127.0.0.1:1", "--max-num-seqs", "3"], "--max-num-seqs has no effect with --url"),
         (["--url", "http://127.0.0.1:1", "--policies", "a,b"], "give the one name"),
+        (["--url", "http://127.0.0.1:1", "--policies", ""], "--policies names none"),
         (["--config", "none.toml"], "cannot be read"),
     ],
 )

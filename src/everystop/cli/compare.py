@@ -130,7 +130,7 @@ def make_configs(arguments: argparse.Namespace, max_num_seqs: int | None) -> dic
 
     Raises ConfigError, also for an option that none of them honours.
     """
-    policies = parse_policies(arguments.policies or DEFAULT_POLICIES)
+    policies = parse_policies(DEFAULT_POLICIES if arguments.policies is None else arguments.policies)
     given = settings.given_values(arguments)
     values = {name: value for name, value in given.items() if name not in UNUSED}
     if max_num_seqs is not None:
