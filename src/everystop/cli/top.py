@@ -10,6 +10,7 @@ import select
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from everystop.cli.remote import Remote
-    from everystop.cli.top_screen import LiveScreen
+    from everystop.cli.top_view import LiveView
 
 STREAM = "/ui/stream"
 POLL_S = 0.1
+REDRAW_S = 0.25
+MESSAGES_FOR_BLOCKS = 4
 QUIT = frozenset("qQ\x04")
 
 
@@ -53,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     remote = Remote(arguments.url, arguments.api_key, arguments.ca_file)
     console = Console(highlight=False)
-    if arguments.once or not console.is_terminal:
+    if arguments.once or not console.is_terminal or console.is_dumb_terminal:
         return _print_once(remote, console)
     try:
         return _watch(remote, console)
@@ -62,20 +65,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_once(remote: Remote, console: Console) -> int:
+    """All panels, as wide as the terminal; where there is none, as wide as they need to be, or as COLUMNS says."""
+    from everystop.cli.top_lines import Ink
     from everystop.cli.top_screen import LiveScreen
+    from everystop.cli.top_view import LiveView
 
-    screen = LiveScreen(remote.url)
+    view, num_messages = LiveView(), 0
     for message in remote.events(STREAM):
-        screen.take(message)
-        if not message["more"]:
-            console.print(screen.render(console.width, _height(console)))
+        view.take(message)
+        num_messages += not message["more"]
+        if view.blocks is None and 0 < num_messages < MESSAGES_FOR_BLOCKS and "end" not in message:
+            continue  # the engine is asked for them when a reader comes, and answers soon
+        if num_messages:
+            ink = Ink(console)
+            for line in LiveScreen(view, remote.url).lines(_width(console), None):
+                print(ink.text(line).rstrip())
             return 0
     raise RemoteError(f"the stream of {remote.url} ended before it had told anything")
 
 
-def _height(console: Console) -> int:
-    """Lines to fill; enough for the essentials where the output is no terminal."""
-    return console.height if console.is_terminal else 48
+def _width(console: Console) -> int | None:
+    return console.width if console.is_terminal or os.environ.get("COLUMNS", "").isdigit() else None
 
 
 class _Feed(threading.Thread):
@@ -96,37 +106,40 @@ class _Feed(threading.Thread):
 
 
 def _watch(remote: Remote, console: Console) -> int:
-    from everystop.cli.top_screen import LiveScreen
+    from everystop.cli.top_view import LiveView
 
-    screen, feed = LiveScreen(remote.url), _Feed(remote)
+    view, feed = LiveView(), _Feed(remote)
     feed.start()
     first = feed.messages.get()  # an error is said before the screen is taken
     if isinstance(first, EverystopError):
         raise first
-    screen.take(first)
-    end = _show(screen, feed, console)
+    view.take(first)
+    end = _show(view, feed, remote.url, console)
     if end:
         console.print(f"{remote.url}: {end}")
     return 0
 
 
-def _show(screen: LiveScreen, feed: _Feed, console: Console) -> str:
-    """Redraw at each message; returns why the server ended it, "" for the user's own wish."""
-    from rich.live import Live
+def _show(view: LiveView, feed: _Feed, url: str, console: Console) -> str:
+    """Redraw while messages come; returns why the server ended it, "" for the user's own wish."""
+    from everystop.cli.top_screen import LiveScreen
+    from everystop.cli.top_terminal import Terminal
 
-    with _keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+    screen, next_s = LiveScreen(view, url), 0.0
+    with _keys() as keys, Terminal(console) as terminal:
         while True:
-            live.update(screen.render(console.width, console.height), refresh=True)
-            while (message := _next(feed)) is None:
-                if any(key in QUIT for key in keys()):
-                    return ""
-            if isinstance(message, EverystopError):
-                raise message
-            screen.take(message)
-            if "end" in message:
-                return str(message["end"])
+            if not view.message["more"] and time.monotonic() >= next_s:
+                next_s = time.monotonic() + REDRAW_S
+                terminal.show(screen.lines(*terminal.size))
+            message = _next(feed)
             if any(key in QUIT for key in keys()):
                 return ""
+            if isinstance(message, EverystopError):
+                raise message
+            if message is not None:
+                view.take(message)
+                if "end" in message:
+                    return str(message["end"])
 
 
 def _next(feed: _Feed) -> dict[str, Any] | EverystopError | None:

@@ -15,8 +15,7 @@ from typing import NamedTuple
 from everystop.core.events import AdmitEvent, ArrivalEvent, FinishEvent, PreemptEvent
 from everystop.observe.history import History, StepRecord
 from everystop.observe.report.grammar import Use
-
-SLOW_FACTOR = 2.0
+from everystop.observe.step_pace import SLOW_FACTOR, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +209,11 @@ def _slow_steps(steps: Sequence[StepRecord]) -> list[bool]:
     usual: dict[int, list[int]] = defaultdict(list)
     for step, span in zip(steps, spans, strict=True):
         if step.num_rows and max(step.nums) == 1:
-            usual[step.num_rows.bit_length()].append(span)
+            usual[size_of(step.num_rows)].append(span)
     medians = {size: median(values) for size, values in usual.items()}
     everything = median(medians.values()) if medians else 0.0
     return [
-        span > SLOW_FACTOR * medians.get(step.num_rows.bit_length(), everything) > 0
+        span > SLOW_FACTOR * medians.get(size_of(step.num_rows), everything) > 0
         for step, span in zip(steps, spans, strict=True)
     ]
 
