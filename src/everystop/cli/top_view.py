@@ -21,7 +21,10 @@ PREFILL, RECOMPUTE, DECODE, SLOW = "prefill", "recompute", "decode", "slow"
 PADDED, HELD, SKIPPED, IDLE = "padding", "held", "no token", ""
 RANKS = {
     kind: rank for rank, kind in enumerate((IDLE, SKIPPED, HELD, PADDED, DECODE, SLOW, PREFILL, RECOMPUTE))
-}  # in one column the most telling kind wins: a chunk of a prompt over a hundred decodes
+}
+"""In one column the most telling kind wins, a chunk of a prompt over a hundred decodes; but of decode in slow steps and
+in others, what took longer.
+"""
 
 
 class Step(NamedTuple):
@@ -183,6 +186,7 @@ class LiveView:
         self.last_step: Step | None = None
         self.gaps = RequestGaps()
         self.tokens, self.running, self.queued, self.kv, self.ttft, self.itl = (Minute() for _ in range(6))
+        self._slower_ns: dict[int, int] = {}  # by slot, in its last column: time of slow decode steps less that of others
         self._pace = StepPace()
         self._num_dropped = 0
 
@@ -271,9 +275,16 @@ class LiveView:
         cells = self.cells.setdefault(slot, deque(maxlen=NUM_COLUMNS))
         for column in _columns(step):
             if not cells or cells[-1][0] < column:
-                cells.append((column, kind))
-            elif RANKS[kind] > RANKS[cells[-1][1]]:
-                cells[-1] = (column, kind)
+                cells.append((column, IDLE))
+                self._slower_ns[slot] = 0
+            before, shown = cells[-1][1], kind
+            if kind in (DECODE, SLOW):
+                lasted_ns = min(step.end_ns, (column + 1) * COLUMN_NS) - max(step.begin_ns, column * COLUMN_NS)
+                self._slower_ns[slot] += lasted_ns if kind == SLOW else -lasted_ns
+                shown = SLOW if self._slower_ns[slot] > 0 else DECODE
+                before = IDLE if before in (DECODE, SLOW) else before
+            if RANKS[shown] > RANKS[before]:
+                cells[-1] = (column, shown)
 
     def _note_counts(self, step: Step) -> None:
         for number in _columns(step):
