@@ -19,7 +19,7 @@ import pytest
 from tests.server.parrot import ParrotServer, parrot, wait_until
 
 from everystop.cli import main
-from everystop.cli.top_screen import time_of, uptime
+from everystop.cli.top_panels import time_of, uptime
 
 ROOT = Path(__file__).parents[2]
 

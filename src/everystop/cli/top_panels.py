@@ -47,6 +47,7 @@ BLOCK_MARKS = {
     EVICTABLE: ("░", "#8B8B8B"),
     FREE: ("·", "#8B8B8B"),
 }
+SLOT_KINDS = tuple(kind for kind in MARKS if kind != IDLE)
 BLOCK_WORDS = {PRIVATE: "private", SHARED: "shared", EVICTABLE: "evictable", FREE: "free"}
 UNBOUNDED_CHART = 120  # columns where lines may be as long as they need to be: 30 s
 NUMBER_WIDTH, WHO_WIDTH, TOKENS_WIDTH = 3, 15, 14
@@ -326,7 +327,7 @@ def recent(view: LiveView, width: int | None, most: int) -> list[Line]:
 
 def _shown_columns(width: int | None) -> list[int]:
     room = None if width is None else width - CAUSE_WIDTH
-    shown = []
+    shown = list[int]()
     for i in sorted(range(len(REQUEST_COLUMNS)), key=lambda i: REQUEST_COLUMNS[i][2]):
         room = None if room is None else room - REQUEST_COLUMNS[i][1] - 1
         if room is not None and room < 0 and shown:

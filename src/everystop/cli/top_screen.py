@@ -10,7 +10,6 @@ from everystop.cli.top_lines import Line
 from everystop.cli.top_view import LiveView
 
 UNBOUNDED = 30  # requests and decisions where there may be as many lines as there need to be
-SLOT_KINDS = [kind for kind in panels.MARKS if kind != panels.IDLE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class LiveScreen:
                 lambda: panels.title(width, f"waiting {view.message['num_waiting']:,}"),
                 lambda num: panels.waiting(view, num),
                 least=1,
-                most=8,
+                most=6,
                 whole=max(1, len(view.waiting)),
             ),
             "decisions": Panel(
@@ -107,7 +106,7 @@ class LiveScreen:
         tiles = self._view.message["tiles"]
         name = f"slots {tiles['slots_busy']}/{tiles['slots']}"
         seconds = panels.chart_seconds(width)
-        return panels.title(width, name, legend=panels.legend(SLOT_KINDS, panels.MARKS), tail=seconds)
+        return panels.title(width, name, legend=panels.legend(panels.SLOT_KINDS, panels.MARKS), tail=seconds)
 
     def _steps_title(self, width: int | None) -> Line:
         name = f"steps, budget of {self._view.server['max_num_batched_tokens']:,} tokens"
@@ -133,12 +132,9 @@ def _dealt(by_name: dict[str, Panel], num_lines: int) -> dict[str, int]:
 
 def _rounds(by_name: dict[str, Panel], given: dict[str, int]) -> Iterator[str]:
     """Who gets the next line: slots as often as all others together, until each has its most."""
-    others = [name for name in ("requests", "decisions", "waiting", "steps") if name in given]
-    while True:
-        turn = [name for other in others or [""] for name in ("slots", other) if name in given]
-        open_ = [name for name in turn if given[name] < by_name[name].most]
-        if not open_:
-            return
+    others = [name for name in given if name in ("requests", "decisions", "waiting", "steps")]
+    turn = [name for other in others for name in ("slots", other)] or list(given)
+    while any(given[name] < by_name[name].most for name in turn):
         for name in turn:
             if given[name] < by_name[name].most:
                 yield name

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from everystop.core.durations import NS_PER_MS, NS_PER_S
+from everystop.observe.recent import bin_of, middle_of
 from everystop.observe.step_pace import StepPace
 
 COLUMN_NS = 250 * NS_PER_MS
@@ -19,9 +20,7 @@ SECONDS = 60
 NUMBERS_A_ROW = 4
 PREFILL, RECOMPUTE, DECODE, SLOW = "prefill", "recompute", "decode", "slow"
 PADDED, HELD, SKIPPED, IDLE = "padding", "held", "no token", ""
-RANKS = {
-    kind: rank for rank, kind in enumerate((IDLE, SKIPPED, HELD, PADDED, DECODE, SLOW, PREFILL, RECOMPUTE))
-}
+RANKS = {kind: rank for rank, kind in enumerate((IDLE, SKIPPED, HELD, PADDED, DECODE, SLOW, PREFILL, RECOMPUTE))}
 """In one column the most telling kind wins, a chunk of a prompt over a hundred decodes; but of decode in slow steps and
 in others, what took longer.
 """
@@ -47,8 +46,8 @@ class Step(NamedTuple):
     @classmethod
     def of(cls, sent: list[Any], last_end_ns: int) -> Step:
         """The step of a message."""
-        step_id, scheduled_ns, end_ns, _, *counts, rows = sent
-        return cls(step_id, max(last_end_ns, scheduled_ns), end_ns, *counts, rows)
+        step_id, scheduled_ns, end_ns, _, *rest = sent
+        return cls._make([step_id, max(last_end_ns, scheduled_ns), end_ns, *rest])
 
     @property
     def num_tokens(self) -> int:
@@ -124,16 +123,17 @@ class Minute:
 
 
 class RequestGaps:
-    """The gaps between each request's tokens, as far as they were seen."""
+    """The gaps between each request's tokens, as far as they were seen, within 1 %."""
 
     def __init__(self) -> None:
         self._last_ns: dict[int, int] = {}
-        self._gaps: dict[int, list[int]] = {}
+        self._longest: dict[int, int] = {}
+        self._bins: dict[int, Counter[int]] = {}
         self._num_tokens: Counter[int] = Counter()
 
     def has_begun(self, request_id: int) -> bool:
         """A token of it was seen."""
-        return request_id in self._last_ns
+        return request_id in self._num_tokens
 
     def add(self, request_id: int, now_ns: int, num_outputs: int) -> int | None:
         """Tokens have come; the gap before them, None where the one before was not seen."""
@@ -142,24 +142,33 @@ class RequestGaps:
         self._num_tokens[request_id] += num_outputs
         if last_ns is None:
             return None
-        self._gaps.setdefault(request_id, []).append(now_ns - last_ns)
-        return now_ns - last_ns
+        gap_ns = now_ns - last_ns
+        self._longest[request_id] = max(gap_ns, self._longest.get(request_id, 0))
+        self._bins.setdefault(request_id, Counter())[bin_of(gap_ns)] += 1
+        return gap_ns
 
     def longest(self, request: dict[str, Any]) -> int | None:
-        """The longest gap; the stream tells it once a second, so a longer one may have been seen since. None without."""
-        return max(request["max_gap_ns"] or 0, *self._gaps.get(request["id"], (0,)), 0) or None
+        """The longest, None without: the stream tells it once a second, so a longer one may have been seen since."""
+        return max(request["max_gap_ns"] or 0, self._longest.get(request["id"], 0)) or None
 
     def p99(self, request: dict[str, Any]) -> int | None:
         """What 99 of 100 of its gaps are not above; None where not all its tokens were seen."""
-        gaps = self._gaps.get(request["id"])
-        if not gaps or self._num_tokens[request["id"]] < (request["num_output_tokens"] or 0):
+        request_id = request["id"]
+        bins = self._bins.get(request_id)
+        if not bins or self._num_tokens[request_id] < (request["num_output_tokens"] or 0):
             return None
-        return sorted(gaps)[min(len(gaps) - 1, len(gaps) * 99 // 100)]
+        num_left = bins.total() * 99 // 100 + 1
+        for number in sorted(bins):
+            num_left -= bins[number]
+            if num_left <= 0:
+                break
+        return min(middle_of(number), self._longest[request_id])
 
     def forget(self, request_id: int) -> None:
         """It is over."""
         self._last_ns.pop(request_id, None)
-        self._gaps.pop(request_id, None)
+        self._longest.pop(request_id, None)
+        self._bins.pop(request_id, None)
         self._num_tokens.pop(request_id, None)
 
     def forget_times(self) -> None:
@@ -186,7 +195,8 @@ class LiveView:
         self.last_step: Step | None = None
         self.gaps = RequestGaps()
         self.tokens, self.running, self.queued, self.kv, self.ttft, self.itl = (Minute() for _ in range(6))
-        self._slower_ns: dict[int, int] = {}  # by slot, in its last column: time of slow decode steps less that of others
+        # by slot, of its last column: the time of slow decode steps less that of others
+        self._slower_ns: dict[int, int] = {}
         self._pace = StepPace()
         self._num_dropped = 0
 
@@ -325,5 +335,5 @@ def _rows(step: Step) -> Iterator[tuple[int, int, int, int, bool]]:
 
 def _columns(step: Step) -> range:
     """The columns that a step lies in, of a minute at most."""
-    last = step.end_ns // COLUMN_NS
+    last = max(step.begin_ns, step.end_ns - 1) // COLUMN_NS
     return range(max(step.begin_ns // COLUMN_NS, last - NUM_COLUMNS + 1), last + 1)
