@@ -10,6 +10,7 @@ import re
 import select
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -171,16 +172,14 @@ def server_of_module() -> Iterator[ParrotServer]:
         yield server
 
 
-def watch(server: ParrotServer, key: bytes, act: Callable[[], None] = lambda: None) -> tuple[str, int]:
+def watch(
+    server: ParrotServer, key: bytes, act: Callable[[], None] = lambda: None, *, size: tuple[int, int] = (100, 30)
+) -> tuple[str, int]:
     """Run `top` on a pseudo-terminal, press a key and act once it has drawn; its output and exit status."""
     parent, child = pty.openpty()
-    environment = {
-        **os.environ,
-        "TERM": "xterm-256color",
-        "COLUMNS": "100",
-        "LINES": "30",
-        "PYTHONPATH": str(ROOT / "src"),
-    }
+    termios.tcsetwinsize(child, (size[1], size[0]))
+    inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment = {**inherited, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "everystop", "top", "--url", f"http://127.0.0.1:{server.port}"]
     process = subprocess.Popen(
         command, stdin=child, stdout=child, stderr=child, env=environment, start_new_session=True
@@ -194,7 +193,7 @@ def watch(server: ParrotServer, key: bytes, act: Callable[[], None] = lambda: No
                 if not chunk:
                     break
                 output += chunk
-            if b"decisions" in output and not has_pressed:
+            if f"\x1b[{size[1]};1H".encode() in output and not has_pressed:
                 has_pressed = True
                 if key == b"\x03":
                     process.send_signal(2)  # what the terminal makes of Ctrl-C
@@ -203,6 +202,59 @@ def watch(server: ParrotServer, key: bytes, act: Callable[[], None] = lambda: No
                 act()
     os.close(parent)
     return output.decode(errors="replace"), process.wait(60)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+def test_a_terminal_is_filled_line_by_line_and_no_further(
+    server_of_module: ParrotServer, size: tuple[int, int]
+) -> None:
+    server_of_module.complete("abcdefgh")
+    screen, status = watch(server_of_module, b"q", size=size)
+    assert status == 0, screen
+    assert "\n" not in screen
+    written = re.findall(r"\x1b\[(\d+);1H((?:\x1b\[[0-9;]*m|[^\x1b])*)", screen)
+    lines = dict[int, str]()
+    for row, text in written:
+        lines[int(row)] = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert sorted(lines) == list(range(1, size[1] + 1))
+    assert {len(line) for line in lines.values()} == {size[0]}
+    whole = "\n".join(lines.values())
+    for words in ("slots 0/", "steps, budget", "KV cache", "waiting 0", "recent requests", "decisions"):
+        assert words in whole, whole
+
+
+def test_a_pipe_gets_every_panel_whole_unless_columns_says_how_wide(
+    server_of_module: ParrotServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    server_of_module.complete("abcdefgh" * 20)
+    wait_until(lambda: server_of_module.engine.is_idle)
+    assert top(server_of_module) == 0
+    whole = capsys.readouterr().out
+    assert "…" not in whole
+    assert "\x1b" not in whole
+    assert re.search(r"\nr\d+ +● stop +160 +161 ", whole), whole
+    for words in ("steps, budget", "KV cache", "waiting 0", "of 160 prompt tokens"):
+        assert words in whole, whole
+    assert max(map(len, whole.splitlines())) > 120
+    assert re.search(r"\n  0\n", re.sub("[▓█▀▒/─ ]+\n", "\n", whole)), whole  # who has gone holds no slot
+    monkeypatch.setenv("COLUMNS", "60")
+    assert top(server_of_module, "--once") == 0
+    narrow = capsys.readouterr().out
+    assert max(map(len, narrow.splitlines())) == 60
+    assert "…" in narrow
+
+
+def test_a_terminal_that_can_do_nothing_gets_how_things_stand_once(
+    server_of_module: ParrotServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes any output for a terminal
+    monkeypatch.setenv("COLUMNS", "90")
+    assert top(server_of_module) == 0
+    told = capsys.readouterr().out
+    assert "recent requests" in told
+    assert "\x1b[?1049h" not in told
 
 
 def test_durations_are_written_as_in_explanations() -> None:

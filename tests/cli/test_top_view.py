@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -55,7 +56,7 @@ def test_a_prompt_of_one_token_is_no_decode() -> None:
 
 def test_decode_in_a_step_of_twice_the_usual_time_is_slow() -> None:
     ends = [START_NS + 10 * MS * i for i in range(17)]
-    steps = [step(begin, end, [(0, 7, 1, 1)]) for begin, end in zip(ends, ends[1:], strict=False)]
+    steps = [step(begin, end, [(0, 7, 1, 1)]) for begin, end in itertools.pairwise(ends)]
     long_ns = START_NS + 2 * COLUMN_NS
     steps.append(step(long_ns, long_ns + 20 * MS, [(0, 7, 1, 1)]))  # twice the median is not more than that
     steps.append(step(long_ns + COLUMN_NS, long_ns + 3 * COLUMN_NS, [(0, 7, 1, 1), (1, 8, 50, 0)]))
@@ -68,7 +69,7 @@ def test_decode_in_a_step_of_twice_the_usual_time_is_slow() -> None:
 
 def test_in_a_column_what_took_longer_decides_between_slow_and_usual_decode() -> None:
     ends = [START_NS + 10 * MS * i for i in range(18)]
-    steps = [step(begin, end, [(0, 7, 1, 1)]) for begin, end in zip(ends, ends[1:], strict=False)]
+    steps = [step(begin, end, [(0, 7, 1, 1)]) for begin, end in itertools.pairwise(ends)]
     steps.append(step(ends[-1], ends[-1] + 30 * MS, [(0, 7, 1, 1)]))
     view = view_of(first(START_NS + S, steps=steps, requests=[request(7, slot=0, first_token_ns=START_NS - S)]))
     assert kinds(view, 0) == [DECODE]

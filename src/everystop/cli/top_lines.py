@@ -106,9 +106,9 @@ def _eighths(value: float, top: float) -> int:
 
 
 def shares(nums: Sequence[int], width: int) -> list[int]:
-    """How many of `width` characters each number gets: at least one where it is not 0, the largest what is left over.
+    """How many of `width` characters each number gets: its share, and at least one where it is not 0.
 
-    Example: (1, 60, 39) in 10 characters: 1, 5, 4.
+    Example: (1, 60, 39) in 10 characters: 1, 6, 3.
     """
     total = sum(nums)
     if total == 0 or width <= 0:

@@ -28,7 +28,7 @@ from everystop.cli.top_view import (
 )
 from everystop.core.durations import NS_PER_S
 from everystop.observe.block_map import EVICTABLE, FREE, PRIVATE, SHARED
-from everystop.observe.wording import ANOTHER, duration, number_name
+from everystop.observe.wording import ANOTHER, counted, duration, number_name
 
 MARKS = {  # (character, colour); the character alone tells them apart
     PREFILL: ("▓", "#E69F00"),
@@ -215,17 +215,20 @@ def steps(view: LiveView, width: int | None, most: int) -> list[Line]:
             line.add(mark or rule, MARKS[kind][1] if mark else "dim")
         lines.append(line)
     took = [columns[i].longest_ns if i in columns else None for i in range(num_columns)]
-    said = f"step {time_of(view.last_step.took_ns)}, longest {time_of(longest)}" if view.last_step else "no step yet"
+    said = f"step {time_of(view.last_busy.took_ns)}, longest {time_of(longest)}" if view.last_busy else "no step yet"
     lines.append(_gutter(said, width).add(sparkline(took, longest)))
     return lines[-most:]
 
 
 def _step_words(view: LiveView) -> list[str]:
-    step = view.last_step
+    step = view.last_busy
     if step is None:
         return []
     padded = f", {step.num_padded:,} padding" if step.num_padded else ""
-    return [f"last: {step.num_decode:,} decode, {step.num_prefill:,} prefill{padded}", f"{step.num_tokens:,} tokens"]
+    return [
+        f"last: {step.num_decode:,} decode, {step.num_prefill:,} prefill{padded}",
+        counted(step.num_tokens, "token"),
+    ]
 
 
 def _gutter(words: str, width: int | None) -> Line:

@@ -193,6 +193,7 @@ class LiveView:
         self.acts: deque[str] = deque(maxlen=200)
         self.blocks: Counter[str] | None = None  # how many of each kind; None before that was told
         self.last_step: Step | None = None
+        self.last_busy: Step | None = None  # the last that had rows
         self.gaps = RequestGaps()
         self.tokens, self.running, self.queued, self.kv, self.ttft, self.itl = (Minute() for _ in range(6))
         # by slot, of its last column: the time of slow decode steps less that of others
@@ -225,6 +226,8 @@ class LiveView:
                 self.blocks[kind] += num
         self.acts.extend(text for _, _, text in message["acts"])
         self._note_tiles(message["tiles"])
+        if not message["more"]:
+            self._clear_slots()
         self._forget(message["now_ns"] - COLUMN_NS * NUM_COLUMNS)
 
     def _take_request(self, request: dict[str, Any]) -> None:
@@ -249,6 +252,7 @@ class LiveView:
                 if gap_ns is not None:
                     self.itl.note(step.end_ns, gap_ns)
         if num_rows:
+            self.last_busy = step
             self._mark_others(step, seen)
             if step.num_prefill == 0:
                 self._pace.add_decode(num_rows, step.took_ns)
@@ -280,6 +284,16 @@ class LiveView:
                 del self.holders[slot]
             else:
                 self._mark(slot, step, SKIPPED)
+
+    def _clear_slots(self) -> None:
+        """Whoever is over has no slot, unless its batch holds it."""
+        last = self.last_step
+        if last is not None and last.num_held and self.message["tiles"]["slots_busy"]:
+            return
+        for slot, request_id in list(self.holders.items()):
+            request = self.requests.get(request_id)
+            if request is None or request["finish_ns"] is not None:
+                del self.holders[slot]
 
     def _mark(self, slot: int, step: Step, kind: str) -> None:
         cells = self.cells.setdefault(slot, deque(maxlen=NUM_COLUMNS))
