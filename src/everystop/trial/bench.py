@@ -21,7 +21,7 @@ from everystop.assembly import (
     load_weights,
     num_threads,
 )
-from everystop.backend import choose_backend
+from everystop.backend import choose_backend, settled
 from everystop.config import Config
 from everystop.core.plan import StepPlan, StepResult
 from everystop.engine.engine import Engine
@@ -96,7 +96,7 @@ class Bench:
         self.num_threads = num_threads(config)
         loaded = load_weights(config, checkpoint, home)
         self.spec, self.num_step_bytes = loaded.spec, loaded.num_step_bytes
-        self._depth = choose_backend(config).depth
+        self._backend = choose_backend(config)
         self._runner, self.capacity = build_runner(config, loaded, self.num_valid_tokens)
         self._model = _describe_model(config, checkpoint, home) | {
             "dtype": loaded.dtype,
@@ -109,8 +109,8 @@ class Bench:
         before must have been stopped.
         """
         step_times = known_step_times(config, self.capacity, self._runner)
-        scheduler = build_scheduler(config, self.capacity, step_times=step_times)
-        return Engine(scheduler, LentRunner(self._runner), eos_token_ids=self._eos_ids, depth=self._depth)
+        scheduler = build_scheduler(settled(config, self._backend), self.capacity, step_times=step_times)
+        return Engine(scheduler, LentRunner(self._runner), eos_token_ids=self._eos_ids, depth=self._backend.depth)
 
     def describe(self) -> dict[str, Any]:
         """Model, kernels and machine, as plain data."""
