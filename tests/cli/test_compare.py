@@ -74,7 +74,7 @@ def test_a_workload_is_run_in_turns_and_reported(compare: Command, capsys: pytes
     data = compare("--workload", "w.jsonl", "--max-num-seqs", "4")
     comparison = from_json(data["comparison"])
     assert [(run.policy, run.repeat) for run in comparison.runs] == [
-        ("static", 0), ("continuous", 0), ("static", 1), ("continuous", 1)
+        ("static", 0), ("continuous", 0), ("continuous", 1), ("static", 1)
     ]  # fmt: skip
     assert data["outputs"] == {"num_equal": 8, "different": [], "num_uncompared": 0}
     assert data["by_policy"]["static"]["total_output_tokens"] == 2 * 90
@@ -293,7 +293,7 @@ def test_an_interrupted_comparison_is_written_and_ends_with_130(
 
     monkeypatch.setattr(FakeBench, "engine", interrupted)
     data = compare("--workload", "w.jsonl", code=130)
-    assert (data["is_complete"], data["num_repeats"]) == (False, {"static": 2, "continuous": 1})
+    assert (data["is_complete"], data["num_repeats"]) == (False, {"static": 1, "continuous": 2})
     assert "INTERRUPTED: 2 repeats were asked for" in capsys.readouterr().out
 
 

@@ -221,7 +221,7 @@ def method(arguments: argparse.Namespace, workload: Workload, seed: int | None) 
         "slo_ttft_ms": arguments.slo_ttft_ms,
         "slo_itl_ms": arguments.slo_itl_ms,
         "workload_seed": arguments.workload_seed,
-        "order": "policies in turns within each repeat, after a warm-up",
+        "order": "policies in turns within each repeat, backwards in every second one, after a warm-up",
     }
 
 
