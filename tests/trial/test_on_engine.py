@@ -178,7 +178,11 @@ def interrupt_at(number: int) -> Callable[[int], None]:
 
 def test_an_interrupted_comparison_keeps_the_runs_that_are_whole() -> None:
     comparison = comparing(interrupt_at(4))
-    assert [(run.policy, run.repeat) for run in comparison.runs] == [("static", 0), ("continuous", 0), ("continuous", 1)]
+    assert [(run.policy, run.repeat) for run in comparison.runs] == [
+        ("static", 0),
+        ("continuous", 0),
+        ("continuous", 1),
+    ]
     assert not comparison.is_complete
     assert len(list(comparison.pairs("continuous", "static"))) == 1
 
