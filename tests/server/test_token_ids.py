@@ -1,4 +1,4 @@
-"""Token ids that the vocabulary does not have, in whatever takes ids: refused by the id, before the engine hears of it."""
+"""Token ids that the vocabulary does not have: refused before the engine hears of them, wherever ids are taken."""
 
 from __future__ import annotations
 
