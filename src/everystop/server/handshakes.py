@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 
-from everystop.server.room import Room
+from everystop.server.room import ConnectionRoom
 
 HANDSHAKE_S = 15.0
 PAUSE_S = 0.5  # after a connection could not be taken
@@ -48,7 +48,7 @@ class Handshakes:
     """
 
     def __init__(
-        self, context: ssl.SSLContext, room: Room, make_protocol: Callable[[Handshake], asyncio.BaseProtocol]
+        self, context: ssl.SSLContext, room: ConnectionRoom, make_protocol: Callable[[Handshake], asyncio.BaseProtocol]
     ) -> None:
         self._context = context
         self._room = room

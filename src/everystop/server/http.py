@@ -32,7 +32,7 @@ from everystop.server.errors import (
 from everystop.server.framing import JoinedHead, LastSend, UnframedSend
 from everystop.server.handshakes import Handshake, Handshakes
 from everystop.server.listener import max_connections
-from everystop.server.room import Room
+from everystop.server.room import ConnectionRoom
 from everystop.server.unsent import Unsent, unsent_of
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -346,7 +346,7 @@ class HttpConfig(uvicorn.Config):
     def __init__(self, note_refused: Callable[[RequestError], None], app: ASGIApp, **options: Any) -> None:
         super().__init__(app, **options)
         self.note_refused = note_refused
-        self.room = Room(max_connections())
+        self.room = ConnectionRoom(max_connections())
 
 
 class HttpServer(uvicorn.Server):

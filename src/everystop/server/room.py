@@ -15,7 +15,7 @@ class Idler(Protocol):
         """End it, `at_once` with all that its client has not taken."""
 
 
-class Room:
+class ConnectionRoom:
     """Counts connections, `max_num` at most and `max_refused` more that are on their way out, and knows which of them
     have no request, whoever has had none for longest first. A connection counts from the moment in which it has been
     taken, whatever it must do before it can ask. Asyncio thread only.
