@@ -82,8 +82,8 @@ class Clone:
 
     def kinds(self) -> list[str]:
         """What was asked of uv and pip, in short: venv, clients, packages, torch, triton, native."""
-        kind = {"venv": " venv ", "clients": "/clients.lock", "packages": "--require-hashes", "torch": "torch==", "triton": "triton=="}
-        kind["native"] = "--editable"
+        kind = {"venv": " venv ", "clients": "/clients.lock", "packages": "--require-hashes"}
+        kind |= {"torch": "torch==", "triton": "triton==", "native": "--editable"}
         return [next(name for name, mark in kind.items() if mark in call) for call in self.calls()]
 
 

@@ -34,9 +34,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trial(served: ServerProcess, scratch: Path, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     tokenizer = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    done = try_client(
-        CLIENTS["lm-eval"], environment(CLIENTS["lm-eval"]), Site(served.url, MODEL, tokenizer, scratch)
-    )
+    done = try_client(CLIENTS["lm-eval"], environment(CLIENTS["lm-eval"]), Site(served.url, MODEL, tokenizer, scratch))
     assert done.passed, done.report()
     return done
 

@@ -17,7 +17,7 @@ MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "use
 
 
 def drive(url: str, model: str) -> str:
-    """Asks the server at `url` (without /v1); raises what a client would see of a fault, returns an answer to a chat."""
+    """Asks the server at `url` (without /v1); raises what a client would see of a fault, returns an answer."""
     for provider in ("openai", "hosted_vllm"):
         where = {"model": f"{provider}/{model}", "api_base": f"{url}/v1", "api_key": "unused", "num_retries": 0}
         request: dict[str, Any] = {**where, "messages": MESSAGES, "temperature": 0, "max_tokens": 8}
