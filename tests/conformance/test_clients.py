@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from tests.conformance.clients import CLIENTS, Site
 from tests.conformance.drive import hub, openai_python
 from tests.conformance.environments import environment
+from tests.conformance.proxy import RecordingProxy
 from tests.conformance.record import kinds, recorded, sent, write_tokenizer
 from tests.conformance.trial import try_client
 from tests.server.parrot import MODEL, ParrotServer, parrot, wait_until
@@ -32,12 +33,16 @@ def url_of(server: ParrotServer) -> str:
     return f"http://127.0.0.1:{server.port}"
 
 
-def test_the_openai_client_gets_through(server: ParrotServer) -> None:
-    openai_python.drive(url_of(server), MODEL)
-
-
-def test_the_hub_client_gets_through(server: ParrotServer) -> None:
-    hub.drive(url_of(server), MODEL)
+@pytest.mark.parametrize(
+    ("name", "drive"), [("openai-python", openai_python.drive), ("huggingface_hub", hub.drive)], ids=["openai", "hub"]
+)
+def test_a_client_of_the_tests_environment_gets_through(
+    name: str, drive: Callable[[str, str], None], server: ParrotServer
+) -> None:
+    """It sends what was recorded of the version that is installed."""
+    with RecordingProxy(url_of(server)) as proxy:
+        drive(proxy.url, MODEL)
+    assert kinds(sent(proxy.exchanges)).keys() == kinds(recorded(name)["requests"]).keys()
 
 
 @pytest.mark.timeout(900)
