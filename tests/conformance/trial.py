@@ -14,7 +14,7 @@ from tests.conformance.proxy import Exchange, RecordingProxy
 
 CLIENT_S = 600
 NOWHERE = "http://127.0.0.1:9"  # nothing listens on the port for discarding
-OFFLINE = {"HTTP_PROXY": NOWHERE, "HTTPS_PROXY": NOWHERE, "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "1"}
+OFFLINE = {"HTTP_PROXY": NOWHERE, "HTTPS_PROXY": NOWHERE, "NO_PROXY": "127.0.0.1"}
 QUIET = {"TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1"}
 OTHERS = re.compile(r"\w+_proxy|pythonpath|(openai|langchain|langsmith|litellm|hf)_\w+", re.IGNORECASE)
 
@@ -51,7 +51,7 @@ def try_client(kind: ClientKind, binaries: Path, site: Site) -> Trial:
         done = subprocess.run(
             [str(binaries / program), *arguments],
             cwd=ROOT,
-            env=surroundings(os.environ, binaries, site),
+            env=surroundings(os.environ, kind, binaries, site),
             capture_output=True,
             text=True,
             timeout=CLIENT_S,
@@ -60,8 +60,9 @@ def try_client(kind: ClientKind, binaries: Path, site: Site) -> Trial:
     return Trial(done.returncode, done.stdout, done.stderr, proxy.exchanges)
 
 
-def surroundings(ours: Mapping[str, str], binaries: Path, site: Site) -> dict[str, str]:
+def surroundings(ours: Mapping[str, str], kind: ClientKind, binaries: Path, site: Site) -> dict[str, str]:
     """The client's variables: ours, less those that are meant for some client, and what keeps it on this machine."""
     kept = {name: value for name, value in ours.items() if not OTHERS.fullmatch(name)}
     own = {"PATH": f"{binaries}:{ours['PATH']}", "HF_HOME": str(site.scratch / "hub"), "OPENAI_API_KEY": "unused"}
-    return kept | QUIET | OFFLINE | own
+    hub = {} if kind.name == "aiperf" else {"HF_HUB_OFFLINE": "1"}  # with it, aiperf takes a folder for a hub's name
+    return kept | QUIET | OFFLINE | hub | own
