@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+from PIL import Image, ImageChops
 from tests.browser.explanations import explanation
 from tests.browser.fake_server import FakeServer, fake_server
 from tests.browser.schedule import Run
 from tests.browser.watched import LOOKS, Watched
 from tests.observe.report_runs import make_comparison, mixed
+from tests.observe.trace.decoded import Decoded
 
 from everystop.observe.trace.picture import picture_of
 
@@ -18,6 +23,8 @@ pytestmark = pytest.mark.browser
 
 Open = Callable[..., Watched]
 DECODE, PREFILL, SLOW = "0,114,178", "230,159,0", "86,180,233"
+PANELS = {"light": (255, 255, 255), "dark": (23, 27, 33)}
+SVG = "http://www.w3.org/2000/svg"
 MOMENT = r"\d{4}-\d\d-\d\dT\d{6}Z"
 
 
@@ -169,78 +176,148 @@ def test_the_pinned_request_is_marked_in_all_panels(open_page: Open, server: Fak
     assert page.locator("#log li").nth(1).get_attribute("class") == "pinned"
 
 
-def test_the_slot_chart_can_be_saved_as_a_picture(open_page: Open, server: FakeServer, run: Run) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_slot_chart_can_be_saved_as_png(open_page: Open, server: FakeServer, run: Run, scheme: str) -> None:
+    """On the colour of its panel, for a dark chart without it cannot be read on white."""
     watched = live(open_page, server)
-    with watched.page.expect_download() as download:
-        watched.page.click("#save")
-    assert re.fullmatch(rf"everystop-slots-{MOMENT}\.png", download.value.suggested_filename)
-    assert download.value.path().read_bytes().startswith(b"\x89PNG")
+    watched.look(1280, scheme)
+    watched.wait_for_drawings()
+    name, content = saved(watched, "#save-png")
+    assert re.fullmatch(rf"everystop-slots-{MOMENT}\.png", name)
+    with Image.open(io.BytesIO(content)) as picture:
+        colors = {color: count for count, color in picture.convert("RGB").getcolors(1 << 24) or ()}
+        assert picture.width > 2 * 700
+    assert {(0, 114, 178), (230, 159, 0), PANELS[scheme]} <= set(colors)
+    assert max(colors, key=lambda color: colors[color]) in {PANELS[scheme], (0, 114, 178)}
 
 
-def saved(watched: Watched, button: str) -> tuple[str, str]:
+def test_the_slot_chart_can_be_saved_as_svg(open_page: Open, server: FakeServer) -> None:
+    """What the canvas shows, element for element: bars with their textures, names, the axis, the key, the caption."""
+    run = Run(is_static=True)
+    server.first = [run.full(400)]
+    watched = live(open_page, server)
+    name, content = saved(watched, "#save-svg")
+    assert re.fullmatch(rf"everystop-slots-{MOMENT}\.svg", name)
+    root = ElementTree.fromstring(content)
+    names = {
+        f"{{{SVG}}}{each}" for each in ("svg", "title", "defs", "rect", "g", "clipPath", "pattern", "path", "text")
+    }
+    assert {each.tag for each in root.iter()} <= names
+    ids = {each.get("id") for each in root.iter() if each.get("id")}
+    asked = set(re.findall(r"url\(#(\w+)\)", content.decode()))
+    assert asked == ids
+    assert any(each.startswith("texture") for each in asked)
+    texts = [each.text for each in root.iter(f"{{{SVG}}}text")]
+    assert {"slot 0", "slot 7", "prefill", "decode", "held or padding"} <= set(texts)
+    assert any(re.fullmatch(r"r\d+", text or "") for text in texts)
+    assert texts[-4:-1] == ["made-up", "static", "Everystop 0.1.0"]
+    assert re.fullmatch(r"saved [0-9-]+ [0-9:]+ UTC", texts[-1] or "")
+    fills = {each.get("fill") for each in root.iter(f"{{{SVG}}}rect")}
+    assert {"#0072B2", "#E69F00"} <= fills
+    assert unlike(watched, content) < 0.02
+
+
+def unlike(watched: Watched, svg: bytes) -> float:
+    """Share of the slot chart's pixels that look clearly different in the picture; no two ways draw letters alike."""
+    shown = watched.page.evaluate("document.getElementById('slots').toDataURL()")
+    chart = Image.open(io.BytesIO(base64.b64decode(shown.partition(",")[2])))
+    ground = Image.new("RGBA", chart.size, PANELS["light"])
+    ground.alpha_composite(chart)
+    other = watched.page.context.new_page()
+    other.set_viewport_size({"width": 1400, "height": 900})
+    other.goto("data:image/svg+xml;base64," + base64.b64encode(svg).decode())
+    with Image.open(io.BytesIO(other.screenshot())) as picture:
+        drawn = picture.convert("RGB").crop((0, 0, *chart.size))
+    other.close()
+    difference = ImageChops.difference(ground.convert("RGB"), drawn)
+    bad = difference.point(lambda value: 255 * (value > 90)).convert("L").point(lambda value: 255 * (value > 0))
+    return bad.histogram()[255] / (chart.width * chart.height)
+
+
+def saved(watched: Watched, button: str) -> tuple[str, bytes]:
     """The name of the file that a button makes, and what is in it."""
     with watched.page.expect_download() as download:
         watched.page.click(button)
-    return download.value.suggested_filename, download.value.path().read_text(encoding="utf-8")
+    return download.value.suggested_filename, download.value.path().read_bytes()
 
 
 def test_the_steps_can_be_saved_as_they_were_told(open_page: Open, server: FakeServer, run: Run) -> None:
-    name, text = saved(live(open_page, server), "#save-steps")
+    name, content = saved(live(open_page, server), "#save-steps")
     assert re.fullmatch(rf"everystop-steps-{MOMENT}\.jsonl", name)
-    lines = [json.loads(line) for line in text.splitlines()]
+    lines = [json.loads(line) for line in content.splitlines()]
     told = [[*list(line.values())[:-1], [number for row in line["rows"] for number in row]] for line in lines]
     assert told == server.first[0]["steps"]
     assert list(lines[0])[:4] == ["step_id", "scheduled_ns", "now_ns", "execute_ns"]
 
 
-def slices_of(events: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    """The slices of each thread with their ends and depths; those of a thread must nest."""
-    slices: dict[int, list[dict[str, Any]]] = {}
-    open_: dict[int, list[dict[str, Any]]] = {}
-    for event in events:
-        stack = open_.setdefault(event.get("tid", 0), [])
-        if event["ph"] == "B":
-            stack.append(event | {"depth": len(stack)})
-            slices.setdefault(event["tid"], []).append(stack[-1])
-        elif event["ph"] == "E":
-            begun = stack.pop()
-            assert begun["ts"] <= event["ts"]
-            begun |= {"end": event["ts"], "args": begun.get("args", {}) | event.get("args", {})}
-    assert not any(open_.values())
-    return slices
-
-
 def test_the_steps_can_be_saved_as_a_trace(open_page: Open, server: FakeServer, run: Run) -> None:
-    name, text = saved(live(open_page, server), "#save-trace")
-    assert re.fullmatch(rf"everystop-trace-{MOMENT}\.json", name)
-    events = json.loads(text)["traceEvents"]
-    tracks = {one["tid"]: one["args"]["name"] for one in events if one.get("name") == "thread_name"}
-    counters = {one["name"] for one in events if one["ph"] == "C"}
-    assert {"steps", "waiting", *(f"slot {slot}" for slot in range(8))} == set(tracks.values())
-    assert counters == {"tokens in the step", "running", "waiting", "free blocks", "held slots"}
+    name, content = saved(live(open_page, server), "#save-trace")
+    assert re.fullmatch(rf"everystop-trace-{MOMENT}\.pftrace", name)
+    trace = Decoded(content)
+    tracks = {track.name for track in trace.tracks.values()} - {""}
+    counters = {"tokens in the step", "running", "waiting", "free blocks", "held slots"}
+    assert tracks == {"steps", "waiting", *(f"slot {slot}" for slot in range(8))} | counters
+    assert set(trace.counts) == counters
     history = next(run.history for run in make_comparison(mixed(12, 5)).runs if run.history is not None)
     assert counters | {"steps", "waiting", "slot 0"} <= {track.name for track in picture_of(history).tracks}
-    slices = {tracks[tid]: found for tid, found in slices_of([one for one in events if "ts" in one]).items()}
     told = server.first[0]["steps"]
-    assert [one["args"]["step"] for one in slices["steps"]] == [step[0] for step in told]
-    assert {"decode", "mixed"} <= {one["name"] for one in slices["steps"]} <= {"decode", "mixed", "prefill"}
-    inner = [one for slot in range(8) for one in slices[f"slot {slot}"] if one["depth"] == 1]
-    assert sum(one["args"]["tokens"] for one in inner) == sum(sum(step[-1][2::4]) for step in told)
-    assert {"prefill", "decode"} <= {one["name"] for one in inner} <= {"prefill", "decode", "recompute"}
-    stays = [one for slot in range(8) for one in slices[f"slot {slot}"] if one["depth"] == 0]
+    steps = trace.on("steps", 0)
+    assert [one.arguments["step"] for one in steps] == [step[0] for step in told]
+    assert [one.end_ns - steps[0].end_ns for one in steps] == [step[2] - told[0][2] for step in told]
+    assert {"decode", "mixed"} <= {one.name for one in steps} <= {"decode", "mixed", "prefill"}
+    inner = [one for slot in range(8) for one in trace.on(f"slot {slot}", 1)]
+    assert sum(one.arguments["tokens"] for one in inner) == sum(sum(step[-1][2::4]) for step in told)
+    assert {"prefill", "decode"} <= {one.name for one in inner} <= {"prefill", "decode", "recompute"}
+    stays = [one for slot in range(8) for one in trace.on(f"slot {slot}", 0)]
     over = {f"r{one.id}": one.written for one in run.all if one.finish_ns}
-    assert {one["name"]: one["args"]["output_tokens"] for one in stays if "end" in one["args"]} == over
+    assert {one.name: one.arguments["output_tokens"] for one in stays if "end" in one.arguments} == over
+    free = [(now_ns, free) for now_ns, free in trace.counts["free blocks"]]
+    assert free[-1][1] == told[-1][10]
 
 
 def test_a_trace_of_static_batches_shows_held_slots_and_names_no_stranger(open_page: Open, server: FakeServer) -> None:
     run = Run(is_static=True, names=dict.fromkeys(range(200)))
     server.first = [run.full(300, sees="own")]
-    _, text = saved(live(open_page, server), "#save-trace")
-    events = json.loads(text)["traceEvents"]
-    names = {one["name"] for one in events if one["ph"] == "B"}
+    _, content = saved(live(open_page, server), "#save-trace")
+    trace = Decoded(content)
+    names = {one.name for one in trace.slices}
     assert {"held", "another request"} <= names
     assert not any(re.fullmatch(r"r\d+", name) for name in names)
-    assert max(one["args"]["held slots"] for one in events if one["ph"] == "C" and one["name"] == "held slots") > 0
+    assert max(value for _, value in trace.counts["held slots"]) > 0
+
+
+def test_a_trace_can_be_recorded_from_one_press_to_the_next(open_page: Open, server: FakeServer, run: Run) -> None:
+    watched = live(open_page, server)
+    page = watched.page
+    page.click("#record")
+    assert page.get_attribute("#record", "aria-pressed") == "true"
+    message = run.message(40)
+    server.send(message)
+    watched.wait_for_text("#recording", f"Recording: {len(message['steps'])} steps.")
+    name, content = saved(watched, "#record")
+    assert re.fullmatch(rf"everystop-trace-{MOMENT}\.pftrace", name)
+    assert [one.arguments["step"] for one in Decoded(content).on("steps", 0)] == [step[0] for step in message["steps"]]
+    assert watched.text("#recording") == f"Recorded {len(message['steps'])} steps."
+    assert (page.get_attribute("#record", "aria-pressed"), watched.text("#record")) == ("false", "Record")
+    page.click("#record")
+    page.click("#record")
+    assert "nothing was recorded" in watched.text("#recording")
+
+
+def test_a_recording_is_saved_when_the_stream_begins_anew(open_page: Open, server: FakeServer, run: Run) -> None:
+    """The page then forgets what it knew; what was recorded is not lost."""
+    watched = live(open_page, server)
+    page = watched.page
+    page.click("#record")
+    message = run.message(40)
+    server.send(message)
+    watched.wait_for_text("#recording", f"{len(message['steps'])} steps")
+    with page.expect_download() as download:
+        server.send(run.full())
+    content = download.value.path().read_bytes()
+    assert [one.arguments["step"] for one in Decoded(content).on("steps", 0)] == [step[0] for step in message["steps"]]
+    watched.wait_for_text("#recording", "made anew")
+    assert page.get_attribute("#record", "aria-pressed") == "false"
 
 
 def test_targets_are_typed_in_kept_here_and_judged(open_page: Open, server: FakeServer, run: Run) -> None:

@@ -21,7 +21,7 @@ def ask(browser: Any) -> Iterator[Ask]:
     with fake_server() as server:
         page = browser.new_page()
         page.goto(f"{server.url}/ui/r/nobody")
-        names = ("format", "timeline", "view", "model", "blockmap", "span", "targets")
+        names = ("format", "timeline", "view", "model", "blockmap", "span", "targets", "pace")
         loads = ", ".join(f"import('/ui/{name}.js')" for name in names)
 
         def run(function: str, argument: Any = None) -> Any:
@@ -102,6 +102,43 @@ def test_the_rows_of_a_step_say_what_each_slot_did(ask: Ask) -> None:
     kinds = ask(KINDS, [message(steps, requests, full=True, server=SERVER)])
     assert [one["0"] for one in kinds] == ["prefill", "prefill", "decode", "skipped", "recompute", "recompute"]
     assert [one.get("1") for one in kinds] == [None, None, "prefill", "prefill", "skipped", "skipped"]
+
+
+LONGEST = """({LiveModel}, messages) => {
+    const model = new LiveModel();
+    for (const message of messages) model.take(message);
+    return [...model.requests.values()].map(request => [model.itlP99(request), model.longestGap(request)]);
+}"""
+
+
+def test_no_gap_is_longer_than_the_longest(ask: Ask) -> None:
+    """The stream tells the longest gap of a request that runs once a second only; the page has seen its steps since."""
+    told = request(1, 0, first_token_ns=BEGIN_NS + 20 * MS, max_gap_ns=20 * MS, num_output_tokens=3)
+    decode = [[0, 1, 1, 1]]
+    begun = message(
+        [step(1, [[0, 1, 40, 1]]), step(2, decode), step(3, decode)], [told], full=True, server=SERVER, waiting=[]
+    )
+    late = message([step(8, decode)], [])
+    assert ask(LONGEST, [begun]) == [[20 * MS, 20 * MS]]
+    assert ask(LONGEST, [begun, late]) == [[100 * MS, 100 * MS]]
+    other = request(1, 0, first_token_ns=BEGIN_NS + 20 * MS, max_gap_ns=300 * MS, num_output_tokens=9)
+    assert ask(LONGEST, [begun, message([], [other])]) == [[None, 300 * MS]]  # not all of its tokens were seen
+    assert ask(LONGEST, [message([], [request(2, 1)], full=True, server=SERVER)]) == [[None, None]]
+
+
+PACE = """({StepPace}, [steps, asked]) => {
+    const pace = new StepPace();
+    for (const [numRows, took] of steps) pace.addDecode(numRows, took);
+    return asked.map(([numRows, took]) => pace.isSlow(numRows, took));
+}"""
+
+
+def test_a_step_is_slow_beside_steps_with_about_as_many_rows(ask: Ask) -> None:
+    ones, many = [[1, 10]] * 16, [[32, 40], [40, 44]] * 8
+    assert ask(PACE, [[], [[1, 1e12]]]) == [False]
+    assert ask(PACE, [ones + many, [[1, 20], [1, 21], [33, 80], [33, 89]]]) == [False, True, False, True]
+    assert ask(PACE, [ones, [[8, 20], [8, 21]]]) == [False, True]  # no step of that size yet
+    assert ask(PACE, [ones[1:], [[1, 21]]]) == [False]  # too few to know
 
 
 def test_a_finished_member_holds_its_slot_until_the_batch_ends(ask: Ask) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 from tests.core.harness import Harness, make_request, make_scheduler
 
 from everystop.core.events import AdmitEvent, FinishEvent, StepEvent
@@ -80,6 +82,22 @@ def test_memory_is_bounded_by_forgetting_requests_and_then_steps() -> None:
     assert 0 < len(history.steps) < 20
     record = history.steps[history.steps.start]
     assert all(act.now_ns >= record.scheduled_ns for act in history.acts.since(0))
+
+
+def test_what_a_log_forgets_is_freed_at_once() -> None:
+    """And not when the list is cut: until then twice as much was kept as was remembered."""
+
+    class Item:
+        pass
+
+    log: Log[Item] = Log()
+    living: weakref.WeakSet[Item] = weakref.WeakSet()
+    for i in range(1000):
+        log.append(item := Item())
+        living.add(item)
+        del item
+        log.forget_before(i - 99)
+        assert len(living) == len(log) == min(i + 1, 100)
 
 
 def test_a_log_keeps_its_positions_when_it_forgets() -> None:

@@ -126,13 +126,15 @@ def draw(data: Mapping[str, Any], theme: Theme) -> Sheet:
     """Step time, and tokens a second, over rows."""
     sheet, (left, right) = two_panels(theme, "A step by the number of its rows")
     rows, step_ms = data["rows"], [1e3 * each for each in data["step_s"]]
-    line_chart(left, theme, rows, {"step": step_ms}, x="rows (log scale)", y="step, ms (log scale)", is_log=True)
+    x = "rows (log scale)"
+    line_chart(left, theme, rows, {"": step_ms}, title="How long it takes", x=x, y="ms (log scale)", is_log=True)
     left.set_yscale("log")
     left.plot(rows, [step_ms[0] * each for each in rows], color=theme.faint, ls=(0, (4, 3)), lw=1.4)
     left.set_ylim(step_ms[0] / 2, step_ms[-1] * 3)
     left.yaxis.set_major_formatter(matplotlib("ticker").FuncFormatter(lambda ms, _: f"{ms:,g}"))
     note(left, theme, rows[3], step_ms[0] * rows[3] * 1.3, "one after the other", ha="right")
-    line_chart(right, theme, rows, {"rate": data["tokens_per_s"]}, x="rows (log scale)", y="tokens/s", is_log=True)
+    rates = {"": data["tokens_per_s"]}
+    line_chart(right, theme, rows, rates, title="What it brings", x=x, y="tokens a second", is_log=True)
     right.set_ylim(0, max(data["tokens_per_s"]) * 1.15)
     right.axvline(data["bend_rows"], color=theme.ink, ls=(0, (2, 2)), lw=1.2)
     note(

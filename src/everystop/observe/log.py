@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -58,8 +58,13 @@ class Log(Generic[T]):
         return self.start + bisect_left(positions, value, key=lambda position: key(self[position]))
 
     def forget_before(self, position: int) -> None:
-        """Drop what lies before; the list is only cut when half of it is gone, so each item is moved once or so."""
-        self._num_hidden = max(self._num_hidden, min(position, self.end) - self._num_dropped)
+        """Drop what lies before, at once; their places in the list are only cut when they are half of it, so each item
+        is moved once or so.
+        """
+        hidden = max(self._num_hidden, min(position, self.end) - self._num_dropped)
+        for i in range(self._num_hidden, hidden):
+            self._items[i] = cast("T", None)  # nobody looks there any more
+        self._num_hidden = hidden
         if self._num_hidden * 2 > len(self._items):
             del self._items[: self._num_hidden]
             self._num_dropped += self._num_hidden

@@ -1,7 +1,9 @@
 // Gaps between the tokens of each request, as far as this page has seen the tokens come.
 
 /** @typedef {import("./model.js").Req} Req */
-/** `gaps` are given up for `p99_ns` when all are known. @typedef {{gaps: number[], p99_ns: number | null, numTokens: number}} Seen */
+/** `gaps` are given up for `p99_ns` when all are known.
+ * @typedef {{gaps: number[], longest_ns: number, p99_ns: number | null, numTokens: number}} Seen
+ */
 
 /** Owns the gaps by request. */
 export class RequestGaps {
@@ -24,10 +26,18 @@ export class RequestGaps {
    */
   add(id, numTokens, gap_ns) {
     if (id < 0) return; // nobody whose numbers this reader may see
-    const seen = this.seen.get(id) ?? { gaps: [], p99_ns: null, numTokens: 0 };
+    const seen = this.seen.get(id) ?? { gaps: [], longest_ns: 0, p99_ns: null, numTokens: 0 };
     seen.numTokens += numTokens;
     if (gap_ns !== null) seen.gaps.push(gap_ns);
+    seen.longest_ns = Math.max(seen.longest_ns, gap_ns ?? 0);
     this.seen.set(id, seen);
+  }
+
+  /** The longest of a request's gaps, null before there is one. The stream tells it once a second, so the page may have
+   * seen a longer one since. @param {Req} request
+   */
+  longest({ id, max_gap_ns }) {
+    return Math.max(max_gap_ns ?? 0, this.seen.get(id)?.longest_ns ?? 0) || null;
   }
 
   /** What 99 of 100 of its gaps stay below; null if it has none, or if not all its tokens were seen. @param {Req} request */

@@ -29,7 +29,7 @@ export const KINDS = {
     mark: DARK_MARK,
     texture: "notch",
     label: "decode, slow step",
-    meaning: "a step longer than twice the median",
+    meaning: "a step that took more than twice the median of decode steps with about as many rows",
   },
   recompute: {
     fill: RUST,
@@ -155,14 +155,31 @@ function lines(context, segments) {
 }
 
 /**
+ * A context that has textures of its own: SVG's are written down, not drawn.
+ * @typedef {CanvasRenderingContext2D & {texture: (key: string, fill: string, draw: (c: CanvasRenderingContext2D) => void) => string}} Writer
+ */
+
+/** @param {CanvasRenderingContext2D} context @returns {context is Writer} */
+function writesTextures(context) {
+  return "texture" in context;
+}
+
+/**
  * A fill for a canvas of that pixel ratio.
  * @param {CanvasRenderingContext2D} context @param {Style} what @param {number} ratio device pixels a CSS pixel
  * @returns {string | CanvasPattern}
  */
 export function inkOf(context, what, ratio) {
-  const draw = TILES[what.texture];
-  if (draw === undefined) return what.fill;
+  const fill = TILES[what.texture];
+  if (fill === undefined) return what.fill;
+  /** @param {CanvasRenderingContext2D} c */
+  const draw = (c) => {
+    c.fillStyle = c.strokeStyle = what.mark;
+    c.lineWidth = 1.2;
+    fill(c);
+  };
   const key = `${what.texture} ${what.fill} ${what.mark} ${ratio}`;
+  if (writesTextures(context)) return context.texture(key, what.fill, draw);
   const known = patterns.get(key);
   if (known !== undefined) return known;
   const tile = document.createElement("canvas");
@@ -171,8 +188,6 @@ export function inkOf(context, what, ratio) {
   c.fillStyle = what.fill;
   c.fillRect(0, 0, tile.width, tile.height);
   c.scale(tile.width / 8, tile.width / 8);
-  c.fillStyle = c.strokeStyle = what.mark;
-  c.lineWidth = 1.2;
   draw(c);
   const pattern = /** @type {CanvasPattern} */ (context.createPattern(tile, "repeat"));
   pattern.setTransform(new DOMMatrix().scale(8 / tile.width));

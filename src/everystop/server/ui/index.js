@@ -4,7 +4,7 @@ import { BLOCKS, KINDS } from "./grammar.js";
 import { count, counted, duration, percent } from "./format.js";
 import { LiveModel } from "./model.js";
 import { View } from "./view.js";
-import { Surface } from "./surface.js";
+import { Surface, currentTheme } from "./surface.js";
 import { drawSlots, slotAt, slotChartHeight } from "./slots.js";
 import { drawColumns } from "./columns.js";
 import { drawStrip } from "./strips.js";
@@ -22,11 +22,15 @@ import { byId, canvasOf, fillTable, keyOf, make, requestLink, setText } from "./
 import { chooseTheme } from "./theme.js";
 import { tryOut } from "./tryout.js";
 import { follow } from "./stream.js";
-import { offer, offerText, stepLines } from "./saving.js";
+import { offer, offerPieces, stepLines } from "./saving.js";
 import { traceOf } from "./trace.js";
+import { perfettoPieces } from "./perfetto.js";
+import { stillPng, stillSvg } from "./still.js";
+import { Recording } from "./recording.js";
 
 const PANELS = ["slots", "columns", "blocks", "strips"];
 const HINT = "Point at a bar to read it; click it to follow its request through all panels.";
+const ENDINGS = "● finished  ✕ failed  ⊘ cancelled";
 const CHARTS_MS = 100;
 const NUMBERS_MS = 250;
 const LISTS_MS = 500;
@@ -41,6 +45,8 @@ const waitingRoom = new WaitingRoom(byId("waiting"), byId("waiting-note"));
 const log = new DecisionLog(byId("log"));
 const recent = new RecentRequests(/** @type {HTMLTableElement} */ (byId("recent")), byId("recent-note"));
 const tip = new Tip(byId("tip"));
+
+const recording = new Recording(byId("record"), byId("recording"), model, saveTrace);
 
 const slots = new Surface(canvasOf("slots"), (sheet) => drawSlots(sheet, view, teller));
 const columns = new Surface(canvasOf("columns"), (sheet) =>
@@ -88,7 +94,9 @@ function isDue(what, every_ms) {
 
 /** Have everything shown that is due. @param {any} message */
 function take(message) {
+  recording.before(message.full);
   model.take(message);
+  recording.after();
   if (message.full) begin();
   if (document.hidden || message.more) return;
   if (!view.isPaused && isDue("charts", calm.matches ? CALM_MS : CHARTS_MS)) drawCharts([slots, columns]);
@@ -230,10 +238,20 @@ function toggleTable(panel, button) {
   if (!table.hidden) showTable(panel);
 }
 
-/** Keep what the slot chart shows as a picture. */
-function save() {
-  slots.drawNow();
-  offer(slots.canvas.toDataURL("image/png"), "slots", "png");
+/** What the slot chart shows, as a picture to keep. @returns {import("./still.js").Chart} */
+function slotChart() {
+  const { clientWidth: width, clientHeight: height } = slots.canvas;
+  const { server } = model;
+  const moment = new Date().toISOString().slice(0, 19).replace("T", " ");
+  const about = server === null ? [] : [server.model, server.policy, `Everystop ${server.version}`];
+  const caption = [ENDINGS, ...about, `saved ${moment} UTC`];
+  const key = Object.values(KINDS).slice(1);
+  return { draw: (sheet) => drawSlots(sheet, view, teller), width, height, theme: currentTheme(), key, caption };
+}
+
+/** @param {import("./timeline.js").Step[]} steps */
+function saveTrace(steps) {
+  offerPieces(perfettoPieces(traceOf(model, steps)), "application/octet-stream", "trace", "pftrace");
 }
 
 function wireButtons() {
@@ -241,10 +259,11 @@ function wireButtons() {
   byId("steps").addEventListener("click", () => view.show(view.mode === "time" ? "steps" : "time"));
   byId("zoom-in").addEventListener("click", () => view.zoom(1 / 1.5));
   byId("zoom-out").addEventListener("click", () => view.zoom(1.5));
-  byId("save").addEventListener("click", save);
-  byId("save-trace").addEventListener("click", () => offerText(traceOf(model), "application/json", "trace", "json"));
+  byId("save-png").addEventListener("click", () => offer(stillPng(slotChart()), "slots", "png"));
+  byId("save-svg").addEventListener("click", () => offerPieces([stillSvg(slotChart())], "image/svg+xml", "slots", "svg"));
+  byId("save-trace").addEventListener("click", () => saveTrace(model.timeline.steps));
   byId("save-steps").addEventListener("click", () => {
-    offerText(stepLines(model.timeline.steps), "application/jsonl", "steps", "jsonl");
+    offerPieces(stepLines(model.timeline.steps), "application/jsonl", "steps", "jsonl");
   });
   byId("definitions").addEventListener("click", () => {
     const isDefined = byId("tiles").classList.toggle("defined");
@@ -261,7 +280,7 @@ function start() {
   const idle = make("span", "muted");
   idle.id = "slots-idle";
   chooseTheme(/** @type {HTMLSelectElement} */ (byId("theme")));
-  byId("slots-legend").append(...Object.values(KINDS).slice(1).map((what) => keyOf(what, what.label)), "● finished  ✕ failed  ⊘ cancelled", idle);
+  byId("slots-legend").append(...Object.values(KINDS).slice(1).map((what) => keyOf(what, what.label)), ENDINGS, idle);
   byId("columns-legend").append(
     keyOf(KINDS.decode, "decode"),
     keyOf(KINDS.prefill, "prefill"),

@@ -1,7 +1,8 @@
 // What the live stream has told so far, as a timeline and as series; it draws nothing.
 
 import { Timeline, firstAbove } from "./timeline.js";
-import { RequestGaps, quantile } from "./gaps.js";
+import { RequestGaps } from "./gaps.js";
+import { StepPace } from "./pace.js";
 
 /** @typedef {import("./timeline.js").Step} Step */
 /** @typedef {import("./timeline.js").Cell} Cell */
@@ -31,7 +32,6 @@ import { RequestGaps, quantile } from "./gaps.js";
 const NS_PER_S = 1e9;
 const MAX_ACTS = 5_000;
 const MAX_REQUESTS = 5_000;
-const MEDIAN_STEPS = 256;
 const MAX_SECONDS = 600;
 const NUMBERS_A_ROW = 4;
 
@@ -72,9 +72,7 @@ export class LiveModel {
     this.requestGaps = new RequestGaps();
     /** Who had a slot last. @type {(number | undefined)[]} */
     this.slotHolders = [];
-    /** How long the last steps took. @type {number[]} */
-    this.durations = [];
-    this.median_ns = 0;
+    this.pace = new StepPace();
   }
 
   #clear() {
@@ -82,9 +80,8 @@ export class LiveModel {
       list.length = 0;
     }
     for (const map of [this.requests, this.lastToken, this.requestGaps]) map.clear();
+    this.pace.clear();
     this.slotHolders = [];
-    this.durations = [];
-    this.median_ns = 0;
   }
 
   /** Fold a message in. @param {any} message */
@@ -131,14 +128,15 @@ export class LiveModel {
     const [id, scheduled_ns, end_ns, execute_ns, num_decode, num_prefill, num_padded] = message;
     const [num_running, num_waiting, num_held, num_free, num_cached, num_evicted, rows] = message.slice(7);
     const begin_ns = Math.max(this.timeline.last?.end_ns ?? 0, scheduled_ns);
-    const is_slow = this.median_ns > 0 && end_ns - begin_ns > 2 * this.median_ns;
+    const numRows = rows.length / NUMBERS_A_ROW;
+    const is_slow = this.pace.isSlow(numRows, end_ns - begin_ns);
     const counts = { num_decode, num_prefill, num_padded, num_running, num_waiting, num_held, num_free, num_cached };
     /** @type {Step} */
     const step = { id, scheduled_ns, begin_ns, end_ns, execute_ns, num_evicted, is_slow, ...counts, cells: [] };
     this.#addRows(step, rows);
     this.#addOthers(step);
     this.timeline.add(step);
-    this.#learnMedian(end_ns - begin_ns);
+    if (numRows > 0 && num_prefill === 0) this.pace.addDecode(numRows, end_ns - begin_ns);
     push(this.running, end_ns, num_running);
     push(this.queued, end_ns, num_waiting);
   }
@@ -210,17 +208,14 @@ export class LiveModel {
     step.cells.push({ slot, request, tokens: 0, outputs: 0, kind });
   }
 
-  /** @param {number} took_ns */
-  #learnMedian(took_ns) {
-    this.durations.push(took_ns);
-    if (this.durations.length > MEDIAN_STEPS) this.durations.shift();
-    if (this.timeline.end % 32 !== 0 || this.durations.length < 16) return;
-    this.median_ns = quantile(this.durations, 0.5);
-  }
-
   /** What 99 of 100 of a request's gaps between tokens stay below; null if that is not known. @param {Req} request */
   itlP99(request) {
     return this.requestGaps.p99(request);
+  }
+
+  /** The longest of its gaps between tokens; null before there is one, or if it is somebody else's. @param {Req} request */
+  longestGap(request) {
+    return this.requestGaps.longest(request);
   }
 
   #forget() {

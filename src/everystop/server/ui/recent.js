@@ -38,8 +38,8 @@ function stateOf(request) {
   return `${glyph} ${request.finish_reason ?? word}`;
 }
 
-/** Texts of a request's line, but for its name. @param {Req} request @param {number | null} itl_p99_ns @returns {string[]} */
-function textsOf(request, itl_p99_ns) {
+/** Texts of a request's line, but for its name. @param {Req} request @param {LiveModel} model @returns {string[]} */
+function textsOf(request, model) {
   const cached = request.num_cached_tokens ?? 0;
   return [
     stateOf(request),
@@ -47,8 +47,8 @@ function textsOf(request, itl_p99_ns) {
     count(request.num_output_tokens),
     duration(between(request.arrival_ns, request.admit_ns)),
     duration(between(request.arrival_ns, request.first_token_ns)),
-    duration(itl_p99_ns),
-    duration((request.num_output_tokens ?? 0) > 1 ? request.max_gap_ns : null),
+    duration(model.itlP99(request)),
+    duration(model.longestGap(request)),
     duration(between(request.arrival_ns, request.finish_ns)),
     request.blame ?? (request.finish_ns === null ? "" : "–"),
   ];
@@ -88,7 +88,7 @@ export class RecentRequests {
     }
     if (this.chosen !== null && !ids.has(this.chosen.id)) this.#choose(null);
     for (const [place, request] of shown.entries()) {
-      this.#show(place, request, model.itlP99(request), request.id === pinned);
+      this.#show(place, request, model, request.id === pinned);
     }
     this.numOthers = model.requests.size - known.length;
     this.#note();
@@ -101,13 +101,13 @@ export class RecentRequests {
     setText(this.note, lines.size === 0 ? "No request yet." : chosen !== null ? next : others);
   }
 
-  /** @param {number} place @param {Req} request @param {number | null} itl_p99_ns @param {boolean} isPinned */
-  #show(place, request, itl_p99_ns, isPinned) {
+  /** @param {number} place @param {Req} request @param {LiveModel} model @param {boolean} isPinned */
+  #show(place, request, model, isPinned) {
     const line = this.lines.get(request.id) ?? this.#line(request);
     const { children } = this.body;
     if (children[place] !== line.row) this.body.insertBefore(line.row, children[place] ?? null);
     line.row.classList.toggle("pinned", isPinned);
-    for (const [i, text] of textsOf(request, itl_p99_ns).entries()) setText(line.cells[i], text);
+    for (const [i, text] of textsOf(request, model).entries()) setText(line.cells[i], text);
   }
 
   /** @param {Req} request @returns {Line} */

@@ -6,7 +6,7 @@ import { make } from "./dom.js";
 
 const KEPT_MS = 60_000;
 
-/** The name of a file made now, in UTC: "everystop-trace-2026-03-01T120507Z.json". @param {string} what @param {string} ending */
+/** The name of a file made now, in UTC: "everystop-trace-2026-03-01T120507Z.pftrace". @param {string} what @param {string} ending */
 function fileName(what, ending) {
   return `everystop-${what}-${new Date().toISOString().slice(0, 19).replaceAll(":", "")}Z.${ending}`;
 }
@@ -19,8 +19,8 @@ export function offer(href, what, ending) {
   link.click();
 }
 
-/** The same with texts. @param {string[]} pieces @param {string} type @param {string} what @param {string} ending */
-export function offerText(pieces, type, what, ending) {
+/** The same with its content. @param {BlobPart[]} pieces @param {string} type @param {string} what @param {string} ending */
+export function offerPieces(pieces, type, what, ending) {
   const href = URL.createObjectURL(new Blob(pieces, { type }));
   offer(href, what, ending);
   setTimeout(() => URL.revokeObjectURL(href), KEPT_MS);

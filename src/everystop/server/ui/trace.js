@@ -1,81 +1,26 @@
-// The steps that the page remembers as a trace in Chrome's format, on the tracks of `everystop trace`: steps, slots, who
-// waits, counters. Perfetto and other viewers read it.
+// The steps that the page remembers as a picture on tracks, those of `everystop trace`: steps, slots, who waits, counters.
+
+import { Picture } from "./tracks.js";
 
 /** @typedef {import("./model.js").LiveModel} LiveModel */
 /** @typedef {import("./timeline.js").Step} Step */
 /** @typedef {import("./timeline.js").Cell} Cell */
-/** @typedef {Record<string, string | number | null | undefined>} Arguments */
-/** @typedef {{ns: number, ph: string, tid: number, name?: string, args?: Arguments}} Mark */
+/** @typedef {import("./tracks.js").Arguments} Arguments */
 
-const PID = 1;
-const ROOT = 1;
 const NS_PER_US = 1000;
 /** What a slice in a slot is called; in a step without a token there is none. @type {Partial<Record<import("./grammar.js").Kind, string>>} */
 const STRETCHES = { prefill: "prefill", recompute: "recompute", decode: "decode", slow: "decode" };
 /** Slices that go on over consecutive steps. */
 const RUNS = ["decode", "padding"];
 
-/** Arguments without those that say nothing. @param {Arguments} all @returns {Arguments} */
+/** Arguments without those that say nothing. @param {Record<string, string | number | null | undefined>} all @returns {Arguments} */
 function present(all) {
-  return Object.fromEntries(Object.entries(all).filter(([, value]) => Boolean(value)));
+  return /** @type {Arguments} */ (Object.fromEntries(Object.entries(all).filter(([, value]) => Boolean(value))));
 }
 
 /** What a trace calls a request. @param {LiveModel} model @param {number} id @returns {string} */
 function nameOf({ requests }, id) {
   return id < 0 || requests.get(id)?.name === null ? "another request" : `r${id}`;
-}
-
-/** Owns the tracks, in the order in which they are shown, and what is marked on them. */
-class Picture {
-  constructor() {
-    this.numTracks = ROOT;
-    /** @type {object[]} */
-    this.descriptions = [{ ph: "M", pid: PID, name: "process_name", args: { name: "everystop" } }];
-    /** @type {Mark[]} */
-    this.marks = [];
-  }
-
-  /** A track for slices; lanes of one track share its rank. @param {string} name @param {number} [rank] */
-  track(name, rank) {
-    this.numTracks += 1;
-    const place = { ph: "M", pid: PID, tid: this.numTracks };
-    this.descriptions.push(
-      { ...place, name: "thread_name", args: { name } },
-      { ...place, name: "thread_sort_index", args: { sort_index: rank ?? this.numTracks } },
-    );
-    return this.numTracks;
-  }
-
-  /** @param {number} tid @param {number} ns @param {string} name @param {Arguments} args */
-  begin(tid, ns, name, args) {
-    this.marks.push({ ns, ph: "B", tid, name, args });
-  }
-
-  /** @param {number} tid @param {number} ns @param {Arguments} [args] */
-  end(tid, ns, args) {
-    this.marks.push(args === undefined ? { ns, ph: "E", tid } : { ns, ph: "E", tid, args });
-  }
-
-  /** A count from then on; the same as before is not drawn again. @param {string} name @returns {(ns: number, value: number) => void} */
-  counter(name) {
-    this.numTracks += 1;
-    const tid = this.numTracks;
-    let last = NaN;
-    return (ns, value) => {
-      if (value === last) return;
-      last = value;
-      this.marks.push({ ns, ph: "C", tid, name, args: { [name]: value } });
-    };
-  }
-
-  /** The file, in pieces. Times count from the first mark, in microseconds. @returns {string[]} */
-  pieces() {
-    this.marks.sort((one, other) => one.ns - other.ns); // stable: those of one time stay in the order of their track
-    const start_ns = this.marks[0]?.ns ?? 0;
-    const events = this.marks.map(({ ns, ...mark }) => ({ pid: PID, ts: (ns - start_ns) / NS_PER_US, ...mark }));
-    const lines = [...this.descriptions, ...events].map((event) => JSON.stringify(event));
-    return ['{"displayTimeUnit":"ms","traceEvents":[\n', lines.join(",\n"), "\n]}\n"];
-  }
 }
 
 /** Draws one slot: who was in it, and what each step did for him. */
@@ -84,7 +29,7 @@ class SlotPen {
   constructor(picture, slot, model) {
     this.picture = picture;
     this.model = model;
-    this.tid = picture.track(`slot ${slot}`);
+    this.track = picture.track(`slot ${slot}`);
     /** Who is in it. @type {{request: number, isHeld: boolean, end_ns: number} | null} */
     this.stay = null;
     /** @type {{kind: string, begin_ns: number, end_ns: number, tokens: number, step: number, steps: number} | null} */
@@ -122,15 +67,15 @@ class SlotPen {
       cached_tokens: request?.num_cached_tokens,
     };
     const args = isHeld ? { request: nameOf(this.model, id) } : present(boarding);
-    this.picture.begin(this.tid, step.begin_ns, isHeld ? "held" : nameOf(this.model, id), args);
+    this.picture.begin(this.track, step.begin_ns, isHeld ? "held" : nameOf(this.model, id), args);
     this.stay = { request: id, isHeld, end_ns: step.end_ns };
   }
 
   #close() {
     if (this.stretch === null) return;
     const { kind, begin_ns, end_ns, tokens, step, steps } = this.stretch;
-    this.picture.begin(this.tid, begin_ns, kind, steps > 1 ? { tokens, step, steps } : { tokens, step });
-    this.picture.end(this.tid, end_ns);
+    this.picture.begin(this.track, begin_ns, kind, steps > 1 ? { tokens, step, steps } : { tokens, step });
+    this.picture.end(this.track, end_ns);
     this.stretch = null;
   }
 
@@ -142,7 +87,7 @@ class SlotPen {
     const request = this.model.requests.get(id);
     const isOver = !isHeld && request !== undefined && request.finish_ns !== null && request.finish_ns <= by_ns;
     const ending = { end: request?.finish_reason, output_tokens: request?.num_output_tokens };
-    this.picture.end(this.tid, end_ns, isOver ? present(ending) : undefined);
+    this.picture.end(this.track, end_ns, isOver ? present(ending) : undefined);
     this.stay = null;
   }
 }
@@ -155,7 +100,7 @@ function stepName({ num_decode, num_prefill, num_padded }) {
 
 /** @param {Picture} picture @param {Step[]} steps */
 function drawSteps(picture, steps) {
-  const tid = picture.track("steps");
+  const track = picture.track("steps");
   for (const step of steps) {
     const { begin_ns, end_ns, id, execute_ns, num_prefill, num_padded } = step;
     const args = present({
@@ -165,14 +110,16 @@ function drawSteps(picture, steps) {
       padded_rows: num_padded,
       execute_us: Math.floor(execute_ns / NS_PER_US),
     });
-    picture.begin(tid, begin_ns, stepName(step), { step: id, ...args });
-    picture.end(tid, end_ns);
+    picture.begin(track, begin_ns, stepName(step), { step: id, ...args });
+    picture.end(track, end_ns);
   }
 }
 
-/** Who waited, as far as the page knows: until the first boarding, or until now. @param {Picture} picture @param {LiveModel} model */
-function drawWaits(picture, model) {
-  const { requests, waiting, now_ns, timeline } = model;
+/** Who waited while the steps went by, as far as the page knows: until the first boarding, or until now.
+ * @param {Picture} picture @param {LiveModel} model @param {Step[]} steps
+ */
+function drawWaits(picture, model, steps) {
+  const { requests, waiting, now_ns } = model;
   /** @type {{id: number, from_ns: number, to_ns: number, args: Arguments}[]} */
   const waits = [];
   for (const { id, arrival_ns, admit_ns, finish_ns, num_prompt_tokens: prompt_tokens } of requests.values()) {
@@ -182,26 +129,25 @@ function drawWaits(picture, model) {
   for (const { id, since_ns, reason, num_prompt_tokens: prompt_tokens } of waiting) {
     if (since_ns !== null) waits.push({ id, from_ns: since_ns, to_ns: now_ns, args: present({ prompt_tokens, reason }) });
   }
-  const oldest_ns = timeline.steps[0]?.begin_ns ?? now_ns;
+  const oldest_ns = steps[0]?.begin_ns ?? now_ns;
   const inSight = waits.filter((wait) => wait.to_ns > oldest_ns).sort((one, other) => one.from_ns - other.from_ns);
-  /** @type {{tid: number, end_ns: number}[]} */
+  /** @type {{track: number, end_ns: number}[]} */
   const lanes = [];
   for (const { id, from_ns, to_ns, args } of inSight) {
     const free = lanes.find(({ end_ns }) => end_ns <= from_ns);
-    const lane = free ?? { tid: picture.track("waiting", lanes[0]?.tid), end_ns: 0 };
+    const lane = free ?? { track: picture.track("waiting", lanes[0]?.track), end_ns: 0 };
     if (free === undefined) lanes.push(lane);
     lane.end_ns = to_ns;
-    picture.begin(lane.tid, from_ns, nameOf(model, id), args);
-    picture.end(lane.tid, to_ns);
+    picture.begin(lane.track, from_ns, nameOf(model, id), args);
+    picture.end(lane.track, to_ns);
   }
 }
 
-/** @param {Picture} picture @param {LiveModel} model */
-function drawSlots(picture, model) {
-  const { timeline } = model;
-  const numUsed = timeline.stays.findLastIndex((stays) => stays.length > 0) + 1;
+/** @param {Picture} picture @param {LiveModel} model @param {Step[]} steps */
+function drawSlots(picture, model, steps) {
+  const numUsed = 1 + steps.reduce((last, { cells }) => Math.max(last, ...cells.map(({ slot }) => slot)), -1);
   const pens = Array.from({ length: numUsed }, (_, slot) => new SlotPen(picture, slot, model));
-  for (const [position, step] of timeline.steps.entries()) {
+  for (const [position, step] of steps.entries()) {
     for (const cell of step.cells) pens[cell.slot]?.take(position, step, cell);
     for (const pen of pens) if (pen.position < position) pen.leave(step.end_ns);
   }
@@ -228,12 +174,12 @@ function drawCounters(picture, steps) {
   }
 }
 
-/** All steps that the page remembers, as the pieces of a file. @param {LiveModel} model @returns {string[]} */
-export function traceOf(model) {
+/** Steps that the page remembers, as a picture. @param {LiveModel} model @param {Step[]} steps @returns {Picture} */
+export function traceOf(model, steps) {
   const picture = new Picture();
-  drawSteps(picture, model.timeline.steps);
-  drawWaits(picture, model);
-  drawSlots(picture, model);
-  drawCounters(picture, model.timeline.steps);
-  return picture.pieces();
+  drawSteps(picture, steps);
+  drawWaits(picture, model, steps);
+  drawSlots(picture, model, steps);
+  drawCounters(picture, steps);
+  return picture;
 }
