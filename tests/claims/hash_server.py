@@ -20,7 +20,7 @@ import uvloop
 from tests.core.hash_model import HashModelRunner
 
 from everystop.assembly import Capacity, build_scheduler, open_recorder
-from everystop.claims.lab import KV_CACHE_BYTES, KV_CACHE_TOKENS
+from everystop.claims.lab import KV_CACHE_TOKENS
 from everystop.cli import settings
 from everystop.config import Config
 from everystop.core.plan import StepPlan
@@ -75,7 +75,7 @@ class HashTexts:
 
 
 def load(config: Config) -> ServedModel:
-    num_tokens = (config.kv_cache_memory or KV_CACHE_BYTES) * KV_CACHE_TOKENS // KV_CACHE_BYTES
+    num_tokens = config.kv_cache_memory or KV_CACHE_TOKENS  # a byte each
     num_blocks = num_tokens // config.block_size
     capacity = Capacity(
         num_blocks=num_blocks, block_size=config.block_size, num_bytes=0, max_model_len=min(4096, num_tokens)

@@ -21,7 +21,7 @@ from everystop.claims import fragmentation, server_lab, straggler
 from everystop.claims.everything import CLAIMS
 from everystop.claims.kv_memory import memory_use
 from everystop.claims.lab import KV_CACHE_TOKENS, LabError, Trial
-from everystop.claims.machine_limits import ModelWork
+from everystop.claims.model_work import ModelWork
 from everystop.claims.refill import mixed_answers, slot_gaps
 from everystop.claims.results import read_results
 from everystop.claims.server_lab import ModelFacts, ServerLab
@@ -38,7 +38,12 @@ from everystop.trial.on_engine import EngineRun, Sampling
 ROOT = Path(__file__).parents[2]
 HASH_SERVER = (sys.executable, "-m", "tests.claims.hash_server")
 FACTS = ModelFacts(
-    num_valid_tokens=NUM_IDS, num_threads=1, work=ModelWork(operations_per_row=1, bytes_per_step=1), described={}
+    num_valid_tokens=NUM_IDS,
+    kv_token_bytes=1,
+    num_spare_blocks=0,
+    is_invariant=True,
+    work=ModelWork(operations_per_row=1, bytes_per_step=1),
+    described={},
 )
 POLICIES = ("static", "continuous")
 NUM_SLOTS = 4

@@ -21,7 +21,7 @@ from everystop.assembly import (
     load_weights,
     num_threads,
 )
-from everystop.backend import choose_backend
+from everystop.backend import CUDA, choose_backend
 from everystop.config import Config
 from everystop.core.plan import StepPlan, StepResult
 from everystop.engine.engine import Engine
@@ -93,10 +93,11 @@ class Bench:
         tokenizer = load_tokenizer(checkpoint, home)
         self.num_valid_tokens = min(tokenizer.num_ids, checkpoint.spec.vocab_size)
         self._eos_ids = tokenizer.eos_ids
-        self.num_threads = num_threads(config)
         loaded = load_weights(config, checkpoint, home)
         self.spec, self.num_step_bytes = loaded.spec, loaded.num_step_bytes
-        self._depth = choose_backend(config).depth
+        backend = choose_backend(config)
+        self._depth, self.is_invariant = backend.depth, backend.is_deterministic
+        self._num_threads = None if backend.device == CUDA else num_threads(config)
         self._runner, self.capacity = build_runner(config, loaded, self.num_valid_tokens)
         self._model = _describe_model(config, checkpoint, home) | {
             "dtype": loaded.dtype,
@@ -118,7 +119,7 @@ class Bench:
             **self._model,
             "version": __version__,
             "commit": commit(),
-            "num_threads": self.num_threads,
+            "num_threads": self._num_threads,
             "num_kv_blocks": self.capacity.num_blocks,
             "max_model_len": self.capacity.max_model_len,
         }
