@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from everystop.backend import choose_backend
 from everystop.cli import settings
 from everystop.config import Config
 from everystop.core.errors import ConfigError
@@ -132,9 +133,11 @@ def measure(arguments: argparse.Namespace, chosen: Sequence[Claim], book: Book, 
 
 
 def make_config(arguments: argparse.Namespace) -> Config:
-    """The model, and what computes; raises ConfigError."""
+    """The model, and what computes; raises ConfigError, also for what has no effect there."""
     given = settings.given_values(arguments)
-    return Config(**{name: value for name, value in given.items() if name in ("model", *ENGINE)})
+    config = Config(**{name: value for name, value in given.items() if name in ("model", *ENGINE)})
+    choose_backend(config)
+    return config
 
 
 def measure_one(claim: Claim, lab: Lab, settings: dict[str, Any]) -> Result:
