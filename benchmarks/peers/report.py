@@ -214,8 +214,8 @@ def limits_record() -> Record:
 
     checkpoint = embedded()
     loaded = load_model(checkpoint, dtype="int8", num_threads=NUM_THREADS, home=Home.from_environment())
-    work = model_work(checkpoint.spec, loaded.num_step_bytes)
-    figures = asdict(cpu_limits("int8", NUM_THREADS)) | asdict(work)
+    work, limits = model_work(checkpoint.spec, loaded.num_step_bytes), cpu_limits("int8", NUM_THREADS)
+    figures = asdict(work) | {"operations_per_s": limits.operations_per_s, "bytes_per_s": limits.bytes_per_s}
     return {"kind": "limits", "name": "machine", "peer": OURS, "setting": OUR_SETTING, "turn": 0, "figures": figures}
 
 

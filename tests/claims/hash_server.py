@@ -3,6 +3,7 @@
     python -m tests.claims.hash_server MODEL [flags of serve]
 
 MODEL says how well it fares: `hash` well; `dies-at-once` before it serves, `dies` in its 40th step, `hangs` there.
+With `--device cuda` it plans one step ahead.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import uvloop
 from tests.core.hash_model import HashModelRunner
 
 from everystop.assembly import Capacity, build_scheduler, open_recorder
+from everystop.backend import choose_backend
 from everystop.claims.lab import KV_CACHE_TOKENS
 from everystop.cli import settings
 from everystop.config import Config
@@ -88,6 +90,7 @@ def load(config: Config) -> ServedModel:
         build_scheduler(config, capacity, recorder),
         runner,
         eos_token_ids=(),
+        depth=choose_backend(config).depth,
         on_stop=None if recorder is None else recorder.close,
     )
     return ServedModel(
