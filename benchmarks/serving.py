@@ -141,7 +141,14 @@ def run_sweep(model: str, options: Sequence[str], repeats: int) -> list[dict[str
     for repeat in range(repeats):
         for seats in SEATS:
             for budget in BUDGETS:
-                limits = ["--max-num-batched-tokens", str(budget), "--max-num-seqs", str(seats)]
+                limits = [
+                    "--max-num-batched-tokens",
+                    str(budget),
+                    "--max-num-seqs",
+                    str(seats),
+                    "--max-prefill-per-decode",
+                    "0",
+                ]
                 with LocalServer(model, [*limits, *options]) as server:
                     for name in ("chat", "stall"):
                         _, row = measure(server, name, DEFAULT_SEED + repeat)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everystop.config import Config
@@ -63,6 +63,15 @@ def choose_backend(
     backend = Backend(device, dtype, device == CPU or config.deterministic)
     _check_honoured(config, backend)
     return backend
+
+
+def settled(config: Config, backend: Backend) -> Config:
+    """The configuration with those defaults of the scheduler in place that depend on the device: a GPU computes many
+    more prompt tokens in the time that its decoders take alone.
+    """
+    if config.max_prefill_per_decode is None and backend.device == CUDA:
+        return replace(config, max_prefill_per_decode=0)
+    return config
 
 
 def _has_torch() -> bool:

@@ -5,6 +5,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 from xml.etree import ElementTree
 
@@ -211,10 +212,79 @@ def test_the_slot_chart_can_be_saved_as_svg(open_page: Open, server: FakeServer)
     assert {"slot 0", "slot 7", "prefill", "decode", "held or padding"} <= set(texts)
     assert any(re.fullmatch(r"r\d+", text or "") for text in texts)
     assert texts[-4:-1] == ["made-up", "static", "Everystop 0.1.0"]
-    assert re.fullmatch(r"saved [0-9-]+ [0-9:]+ UTC", texts[-1] or "")
+    assert re.fullmatch(r"until [0-9-]+ [0-9:]+ UTC", texts[-1] or "")
     fills = {each.get("fill") for each in root.iter(f"{{{SVG}}}rect")}
     assert {"#0072B2", "#E69F00"} <= fills
     assert unlike(watched, content) < 0.02
+
+
+def test_the_slot_chart_can_be_saved_while_its_table_is_shown(open_page: Open, server: FakeServer, run: Run) -> None:
+    watched = live(open_page, server)
+    watched.page.click("#pause")
+    _, shown = saved(watched, "#save-png")
+    watched.page.click("[data-table=slots]")
+    _, content = saved(watched, "#save-png")
+    with Image.open(io.BytesIO(shown)) as picture, Image.open(io.BytesIO(content)) as other:
+        assert other.height == picture.height
+        assert abs(other.width - picture.width) < 2 * 40  # a scroll bar
+    root = ElementTree.fromstring(saved(watched, "#save-svg")[1])
+    assert float(root.get("width") or 0) > 700
+    assert "slot 7" in [each.text for each in root.iter(f"{{{SVG}}}text")]
+
+
+def test_a_picture_of_the_past_says_until_when(open_page: Open, server: FakeServer, run: Run) -> None:
+    """Of a view that was moved back, the right edge is not now, nor the moment at which it is saved."""
+    watched = live(open_page, server)
+    page = watched.page
+
+    def words() -> list[str]:
+        root = ElementTree.fromstring(saved(watched, "#save-svg")[1])
+        return [each.text or "" for each in root.iter(f"{{{SVG}}}text")]
+
+    def until(texts: list[str]) -> datetime:
+        return datetime.fromisoformat(texts[-1].removeprefix("until ").removesuffix(" UTC"))
+
+    now = words()
+    assert "now" in now
+    page.focus("#slots")
+    for key in ("Space", *["a"] * 4):
+        page.keyboard.press(key)
+    watched.wait_for_drawings()
+    past = words()
+    assert "now" not in past
+    assert "0 s" in past
+    assert 2 <= (until(now) - until(past)).total_seconds() < 30
+
+
+def test_a_request_that_is_held_ends_where_it_ended(open_page: Open, server: FakeServer) -> None:
+    """The mark stands before what is held, as in a report, and wide waste says what it is."""
+    server.first = [Run(is_static=True).full(400)]
+    watched = live(open_page, server)
+    watched.page.click("#steps")
+    watched.wait_for_drawings()
+    root = ElementTree.fromstring(saved(watched, "#save-svg")[1])
+    [waste] = [
+        each.get("id") for each in root.iter(f"{{{SVG}}}pattern") if any(rect.get("fill") == "#3B3B3B" for rect in each)
+    ]
+    texts = list(root.iter(f"{{{SVG}}}text"))
+    chart_bottom = max(place(each, "y") for each in texts if (each.text or "").startswith("slot "))
+    held = [each for each in root.iter(f"{{{SVG}}}rect") if each.get("fill") == f"url(#{waste})"]
+    held = [each for each in held if place(each, "y") < chart_bottom + 15]
+    marks = [each for each in texts if each.text == "●"]
+    assert len(held) > 10
+    assert len(marks) > 10
+    assert any(each.text == "held" for each in texts)
+    for mark in marks:
+        assert not any(is_over(mark, rect) for rect in held)
+
+
+def place(element: ElementTree.Element, name: str) -> float:
+    return float(element.get(name) or "nan")
+
+
+def is_over(text: ElementTree.Element, rect: ElementTree.Element) -> bool:
+    x, y = place(text, "x") - place(rect, "x"), place(text, "y") - place(rect, "y")
+    return 0 < x < place(rect, "width") and 0 < y < place(rect, "height")
 
 
 def unlike(watched: Watched, svg: bytes) -> float:

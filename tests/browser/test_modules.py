@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -247,6 +248,22 @@ def test_an_axis_maps_steps_and_times_both_ways(ask: Ask) -> None:
     assert width == pytest.approx(2.5e8)
     assert found["held"]["from"] + width * 0.25 == pytest.approx(998e6 - 5e8 * 0.75)
     assert found["left"] == pytest.approx(2.5e8 / 4)
+
+
+def test_words_of_an_axis_of_steps_stand_apart(ask: Ask) -> None:
+    """Also where few steps have been taken so far, which fill the right end of the axis."""
+    found = ask(
+        """({Timeline, View}) => [30, 130, 290, 900].map(num => {
+            const timeline = new Timeline(1);
+            for (let i = 0; i < num; i += 1) timeline.add({id: i, begin_ns: i * 1e7, end_ns: i * 1e7 + 8e6, cells: []});
+            const view = new View(timeline);
+            view.show("steps");
+            return view.axis(58, 750).labels().map(({x}) => x);
+        })"""
+    )
+    for places in found:
+        assert places
+        assert all(right - left >= 80 for left, right in pairwise(places))
 
 
 def test_blocks_are_found_under_a_point(ask: Ask) -> None:

@@ -74,7 +74,7 @@ def test_a_workload_is_run_in_turns_and_reported(compare: Command, capsys: pytes
     data = compare("--workload", "w.jsonl", "--max-num-seqs", "4")
     comparison = from_json(data["comparison"])
     assert [(run.policy, run.repeat) for run in comparison.runs] == [
-        ("static", 0), ("continuous", 0), ("static", 1), ("continuous", 1)
+        ("static", 0), ("continuous", 0), ("continuous", 1), ("static", 1)
     ]  # fmt: skip
     assert data["outputs"] == {"num_equal": 8, "different": [], "num_uncompared": 0}
     assert data["by_policy"]["static"]["total_output_tokens"] == 2 * 90
@@ -185,6 +185,7 @@ def test_requests_that_fail_are_counted_and_end_with_1(compare: Command, capsys:
         (["--repeats", "0"], "must be 1 to"),
         (["--policies", "static,fastest"], "'fastest'"),
         (["--policies", "static,static"], "twice"),
+        (["--policies", ""], "--policies names ''"),
         (["--policies", "continuous", "--batch-wait-ms", "3"], "--batch-wait-ms needs --policy static"),
         (["--api-key", "x"], "--api-key: only for a server"),
         (["--ca-file", "x", "--allow-remote"], "--ca-file and --allow-remote: only for a server"),
@@ -201,6 +202,7 @@ def test_requests_that_fail_are_counted_and_end_with_1(compare: Command, capsys:
         (["--url", "http://192.0.2.1:8000"], "--allow-remote"),
         (["--url", "http://127.0.0.1:1", "--max-num-seqs", "3"], "--max-num-seqs has no effect with --url"),
         (["--url", "http://127.0.0.1:1", "--policies", "a,b"], "give the one name"),
+        (["--url", "http://127.0.0.1:1", "--policies", ""], "--policies names none"),
         (["--config", "none.toml"], "cannot be read"),
     ],
 )
@@ -302,7 +304,7 @@ def test_an_interrupted_comparison_is_written_and_ends_with_130(
 
     monkeypatch.setattr(FakeBench, "engine", interrupted)
     data = compare("--workload", "w.jsonl", code=130)
-    assert (data["is_complete"], data["num_repeats"]) == (False, {"static": 2, "continuous": 1})
+    assert (data["is_complete"], data["num_repeats"]) == (False, {"static": 1, "continuous": 2})
     assert "INTERRUPTED: 2 repeats were asked for" in capsys.readouterr().out
 
 

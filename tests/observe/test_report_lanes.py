@@ -8,6 +8,8 @@ from itertools import pairwise
 import pytest
 from tests.core.harness import Harness, make_request, make_scheduler
 from tests.observe.report_runs import STRAGGLER, Virtual, make_comparison, mixed
+from tests.observe.runs import MS
+from tests.observe.runs import Run as EngineRun
 
 from everystop.core.events import FinishEvent, PreemptEvent
 from everystop.observe.comparison import Run
@@ -114,6 +116,16 @@ def test_who_gets_no_token_of_a_step_is_passed_over_for_that_long() -> None:
         within = [s for s in run.history.steps.since(0) if stretch.start_ns < s.now_ns <= stretch.end_ns and s.num_rows]
         assert within
         assert all(step.row_of(stretch.request_id) < 0 for step in within)
+
+
+def test_nobody_is_passed_over_between_two_steps() -> None:
+    """While the host is busy no step gives anybody a token."""
+    run = EngineRun(host_ns=30 * MS)
+    run.add(0, prompt=8, max_tokens=3)
+    run.finish()
+    prefill, decode = read_lanes(run.history, 0).stretches
+    assert (prefill.use, decode.use) == (Use.PREFILL, Use.DECODE)
+    assert prefill.end_ns == decode.start_ns
 
 
 def test_who_was_preempted_and_comes_back_to_the_same_slot_was_not_passed_over() -> None:

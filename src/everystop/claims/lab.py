@@ -13,6 +13,7 @@ from everystop.observe.comparison import Run
 from everystop.sim.cost import CostModel, StepCost
 from everystop.sim.workloads import Workload
 from everystop.trial.machine_limits import MachineLimits
+from everystop.trial.repeats import in_turn
 from everystop.trial.virtual import VirtualRun
 
 NUM_SLOTS = 16
@@ -64,7 +65,7 @@ class Lab(Protocol):
         ...
 
     def runs(self, trials: Mapping[str, Trial], *, once: bool = False) -> dict[str, list[Run]]:
-        """Each trial so often, or once, in turns (A B A B …), so that what else the machine does meets all of them."""
+        """Each trial so often, or once, in turns (A B B A …), so that what else the machine does meets all of them."""
         ...
 
     def simulate(self, trial: Trial, cost: StepCost, num_blocks: int | None = None) -> Run:
@@ -89,11 +90,11 @@ class LabError(EverystopError):
 
 
 def in_turns(trials: Mapping[str, Trial], num_repeats: int, play: Callable[[str, Trial, int], T]) -> dict[str, list[T]]:
-    """All trials, then all of them again."""
+    """All trials, then all of them again, backwards in each second repeat."""
     found: dict[str, list[T]] = {name: [] for name in trials}
     for repeat in range(num_repeats):
-        for name, trial in trials.items():
-            found[name].append(play(name, trial, repeat))
+        for name in in_turn(list(trials), repeat):
+            found[name].append(play(name, trials[name], repeat))
     return found
 
 

@@ -145,7 +145,7 @@ def make_configs(arguments: argparse.Namespace, max_num_seqs: int | None) -> dic
 
     Raises ConfigError, also for an option that none of them honours.
     """
-    policies = parse_policies(arguments.policies or DEFAULT_POLICIES)
+    policies = parse_policies(DEFAULT_POLICIES if arguments.policies is None else arguments.policies)
     given = settings.given_values(arguments)
     values = {name: value for name, value in given.items() if name not in UNUSED}
     if max_num_seqs is not None:
@@ -236,7 +236,7 @@ def method(arguments: argparse.Namespace, workload: Workload, seed: int | None) 
         "slo_ttft_ms": arguments.slo_ttft_ms,
         "slo_itl_ms": arguments.slo_itl_ms,
         "workload_seed": arguments.workload_seed,
-        "order": "policies in turns within each repeat, after a warm-up",
+        "order": "policies in turns within each repeat, backwards in every second one, after a warm-up",
     }
 
 

@@ -79,7 +79,7 @@ def on_server(
         return run_on_server(workload, target, policy, repeat, progress)
 
     described = {"backend": "openai", "url": str(url), "model_id": arguments.model, "prompts": form, "extra": extra}
-    names = [arguments.policies or SERVER]
+    names = [SERVER if arguments.policies is None else arguments.policies]
     try:
         return compare(
             workload, names, arguments.repeats, play, watcher, num_warm_up_jobs=16, settings={**described, **method}
@@ -100,6 +100,8 @@ def check_url(arguments: argparse.Namespace) -> ServerUrl:
         raise ConfigError("--url asks for greedy outputs; leave --temperature and --seed out")
     if arguments.policies is not None and "," in arguments.policies:
         raise ConfigError("--policies names several, but a server has one; give the one name to show it under")
+    if arguments.policies is not None and not arguments.policies.strip():
+        raise ConfigError("--policies names none; give the name to show the server under, or leave it out")
     return url
 
 

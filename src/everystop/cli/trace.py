@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     history = history_of_record(arguments.record)
     path = arguments.out or default_path(arguments.record, "json" if arguments.json else "pftrace")
+    if path.is_dir():
+        raise ConfigError(f"--out {path} is a folder; name a file")
     if path.exists() and path.samefile(arguments.record):
         raise ConfigError(f"--out {path} is the record itself; name another file")
     picture = picture_of(history)

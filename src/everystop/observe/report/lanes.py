@@ -157,7 +157,9 @@ def read_cells(history: History) -> Iterator[Cell]:
 
 
 def _cells(history: History, steps: Sequence[StepRecord]) -> Iterator[Stretch]:
-    """Rows of steps, neighbours of one kind joined; between two steps of a request that stayed, it was passed over."""
+    """Rows of steps, neighbours of one kind joined; in steps between two of a request that stayed, it was passed over.
+    Time between a step of its own and the next one belongs to the first.
+    """
     begins = step_begins(steps)
     open_: dict[int, _Open] = {}
     for cell in read_cells(history):
@@ -170,8 +172,12 @@ def _cells(history: History, steps: Sequence[StepRecord]) -> Iterator[Stretch]:
             continue
         stretch = Stretch(cell.slot, cell.request_id, cell.use, start_ns, end_ns, (), cell.cached_share)
         if last is not None:
+            is_gap = has_stayed and cell.use is not Use.PADDING and last.end_ns < start_ns
+            was_passed_over = is_gap and any(step.num_rows for step in steps[last.step_index + 1 : cell.step_index])
+            if is_gap and not was_passed_over:
+                last.end_ns = start_ns
             yield last.closed()
-            if has_stayed and cell.use is not Use.PADDING and last.end_ns < start_ns:
+            if was_passed_over:
                 yield replace(stretch, use=Use.SKIPPED, start_ns=last.end_ns, end_ns=start_ns)
         open_[cell.request_id] = _Open(cell.step_index, cell.boarding, stretch, end_ns)
     for last in open_.values():

@@ -81,6 +81,9 @@ function loadStrip() {
   return { kind: "lines", lines };
 }
 
+/** When the last message came. */
+let taken_ms = Date.now();
+
 /** Last time each kind of panel was shown. @type {Record<string, number>} */
 const shown = { charts: 0, strips: 0, numbers: 0, lists: 0, words: 0 };
 
@@ -94,6 +97,7 @@ function isDue(what, every_ms) {
 
 /** Have everything shown that is due. @param {any} message */
 function take(message) {
+  taken_ms = Date.now();
   recording.before(message.full);
   model.take(message);
   recording.after();
@@ -238,13 +242,20 @@ function toggleTable(panel, button) {
   if (!table.hidden) showTable(panel);
 }
 
-/** What the slot chart shows, as a picture to keep. @returns {import("./still.js").Chart} */
+/** When it was at the right edge of the charts, by this machine's clock. */
+function edge_ms() {
+  const edge_ns = view.axis(0, 1).times[1];
+  return taken_ms - Math.max(0, model.now_ns - edge_ns) / 1e6;
+}
+
+/** What the slot chart shows, as a picture to keep; in its place there may be its table. @returns {import("./still.js").Chart} */
 function slotChart() {
-  const { clientWidth: width, clientHeight: height } = slots.canvas;
   const { server } = model;
-  const moment = new Date().toISOString().slice(0, 19).replace("T", " ");
+  const width = slots.canvas.clientWidth || byId("slots-table").clientWidth;
+  const height = slotChartHeight(model.timeline.numShown);
+  const moment = new Date(edge_ms()).toISOString().slice(0, 19).replace("T", " ");
   const about = server === null ? [] : [server.model, server.policy, `Everystop ${server.version}`];
-  const caption = [ENDINGS, ...about, `saved ${moment} UTC`];
+  const caption = [ENDINGS, ...about, `until ${moment} UTC`];
   const key = Object.values(KINDS).slice(1);
   return { draw: (sheet) => drawSlots(sheet, view, teller), width, height, theme: currentTheme(), key, caption };
 }

@@ -20,6 +20,8 @@ const TOP = 4;
 const MAX_ROW = 30;
 const MIN_ROW = 3;
 const BEST_HEIGHT = 260;
+/** As wide as this, waste has a word, with room for the name of the request before it. */
+const WASTE_WORD_FROM = 140;
 
 /**
  * How high a chart of so many slots wants to be, in CSS pixels.
@@ -89,13 +91,24 @@ function drawRun(sheet, view, axis, run, y, row) {
   const isFaded = view.pinned !== null && view.pinned !== run.request;
   context.globalAlpha = isFaded ? 0.28 : 1;
   fillCell(context, KINDS[run.kind], theme, ratio, left, y + inset, Math.max(right - left, 1), height);
-  if (run.kind !== "skipped" && run.kind !== "waste") drawTicks(sheet, axis, run, y + inset, height);
+  if (run.kind === "waste") drawWaste(context, axis, run, y + row / 2, row);
+  else if (run.kind !== "skipped") drawTicks(sheet, axis, run, y + inset, height);
   context.globalAlpha = 1;
 }
 
 /** Keep coordinates near the plot, so that patterns and outlines stay cheap. @param {Axis} axis @param {[number, number]} ends */
 function visible(axis, [left, right]) {
   return [Math.max(left, axis.left - 20), Math.min(right, axis.left + axis.width + 20)];
+}
+
+/** What kind of waste it is, in the middle of what is in sight of it.
+ * @param {CanvasRenderingContext2D} context @param {Axis} axis @param {Run} run @param {number} middle @param {number} row
+ */
+function drawWaste(context, axis, run, middle, row) {
+  const [begin, end] = axis.ofRun(run);
+  const [left, right] = [Math.max(begin, axis.left), Math.min(end, axis.left + axis.width)];
+  const word = run.tokens > 0 ? "padding" : "held";
+  if (row >= 14 && right - left > WASTE_WORD_FROM) outlined(context, word, (left + right) / 2, middle, "center");
 }
 
 /** A tick where each step begins, once there is room: the chunks of a prompt, the tokens of an answer.
@@ -120,7 +133,8 @@ function drawTicks({ context }, axis, run, y, height) {
   context.stroke();
 }
 
-/** The label of a request over its bar, dots where it began in the prefix cache, and the mark of its end.
+/** The label of a request over its bar, dots where it began in the prefix cache, and the mark of its end. A slot may be
+ * held beyond that; the label stands where there is more room.
  * @param {Sheet} sheet @param {View} view @param {Axis} axis @param {Stay} stay @param {Teller} teller
  * @param {number} y @param {number} row
  */
@@ -132,11 +146,14 @@ function drawStay({ context, theme }, view, axis, stay, teller, y, row) {
   const middle = y + row / 2;
   if (row >= 9 && teller.numCached(stay.request) > 0 && right - left > 14) drawCached(context, left, middle, row);
   const end = teller.end(stay.request);
+  const endX = end === null ? right : Math.min(axis.ofTime(end.ns), right);
   const hasEnded = end !== null && end.ns <= stay.end_ns + 1 && row >= 12 && right - left > 16;
-  if (hasEnded && end !== null) outlined(context, ending(end.reason)[0], right - 9, middle, "center");
+  if (hasEnded && end !== null) outlined(context, ending(end.reason)[0], endX - 9, middle, "center");
   const label = row >= 14 ? teller.label(stay.request) : "";
-  const room = shownRight - shownLeft - (hasEnded ? 22 : 8);
-  if (label !== "" && room > context.measureText(label).width + 6) outlined(context, label, shownLeft + 6, middle, "left");
+  const isBefore = endX - shownLeft >= shownRight - endX;
+  const from = isBefore ? shownLeft : Math.max(endX, shownLeft);
+  const room = (isBefore ? Math.min(endX, shownRight) : shownRight) - from - (hasEnded ? 22 : 8);
+  if (label !== "" && room > context.measureText(label).width + 6) outlined(context, label, from + 6, middle, "left");
   if (view.pinned === stay.request) {
     context.strokeStyle = theme.ink;
     context.lineWidth = 2;

@@ -8,6 +8,8 @@ import { tick, ticks } from "./format.js";
 
 const MIN_SPAN = { time: 0.05e9, steps: 8 };
 const MAX_SPAN = { time: 600e9, steps: 20_000 };
+/** Room for a word on the axis, in pixels. */
+const WORD_WIDTH = 90;
 
 /** Changes are told to `listeners`; while `isPaused` the view stays where it is, though steps go on coming. */
 export class View {
@@ -105,7 +107,7 @@ export class View {
   /** An axis over pixels. @param {number} left @param {number} width @returns {Axis} */
   axis(left, width) {
     const { from, to } = this.domain;
-    return new Axis(this.timeline, this.mode, from, to, left, width);
+    return new Axis(this.timeline, this.mode, from, to, left, width, this.isPaused ? "0 s" : "now");
   }
 }
 
@@ -113,15 +115,16 @@ export class View {
 export class Axis {
   /**
    * @param {Timeline} timeline @param {"time" | "steps"} mode @param {number} from @param {number} to
-   * @param {number} left @param {number} width
+   * @param {number} left @param {number} width @param {string} edge what the right edge is called, by the clock
    */
-  constructor(timeline, mode, from, to, left, width) {
+  constructor(timeline, mode, from, to, left, width, edge) {
     this.timeline = timeline;
     this.mode = mode;
     this.from = from;
     this.to = to;
     this.left = left;
     this.width = width;
+    this.edge = edge;
     this.scale = width / (to - from);
     const first = mode === "time" ? timeline.positionAt(from) : Math.floor(from);
     const last = mode === "time" ? timeline.positionAt(to) : Math.ceil(to) - 1;
@@ -171,16 +174,19 @@ export class Axis {
 
   /** Pixels and words of the axis. @returns {{x: number, text: string}[]} */
   labels() {
-    const wanted = Math.max(2, Math.floor(this.width / 90));
+    const wanted = Math.max(2, Math.floor(this.width / WORD_WIDTH));
     if (this.mode === "steps") return this.#stepLabels(wanted);
     const values = ticks(this.from - this.to, 0, wanted);
-    return values.map((value) => ({ x: this.x(this.to + value), text: value === 0 ? "now" : tick(value) }));
+    return values.map((value) => ({ x: this.x(this.to + value), text: value === 0 ? this.edge : tick(value) }));
   }
 
-  /** @param {number} wanted */
+  /** Where steps fill only a part of the width, there is room for fewer words. @param {number} wanted */
   #stepLabels(wanted) {
     const positions = ticks(Math.max(this.from, this.timeline.start), this.to, wanted).filter(Number.isInteger);
+    const apart = positions.length > 1 ? positions[1] - positions[0] : 1;
+    const every = positions.length > 1 ? apart * Math.ceil(WORD_WIDTH / (apart * this.scale)) : 1;
     return positions.flatMap((position) => {
+      if (position % every !== 0) return [];
       const step = this.timeline.at(position);
       return step === undefined ? [] : [{ x: this.x(position), text: `step ${step.id}` }];
     });
