@@ -122,9 +122,11 @@ def check_no_errors(name: str, run: Run) -> None:
             raise LabError(f"{name}: request {line.index} failed ({line.error}), so nothing can be concluded")
 
 
-def simulate(trial: Trial, cost: StepCost, num_blocks: int | None = None) -> Run:
-    """A trial in virtual time; by default with the blocks that a server would have."""
-    config = trial.config(Config())
+def simulate(trial: Trial, cost: StepCost, num_blocks: int | None = None, base: Config | None = None) -> Run:
+    """A trial in virtual time; by default with the blocks that a server would have. `base` is what its server has in
+    common with all others.
+    """
+    config = trial.config(base or Config())
     num_blocks = num_blocks or trial.kv_tokens // config.block_size
     return VirtualRun(trial.workload, config, cost, num_blocks=num_blocks).play(trial.policy, 0)
 

@@ -141,7 +141,7 @@ class ServerLab:
     def simulate(self, trial: Trial, cost: StepCost, num_blocks: int | None = None) -> Run:
         """As `Lab.simulate`."""
         self._watcher.begin("in virtual time")
-        return simulate(trial, cost, num_blocks)
+        return simulate(trial, cost, num_blocks, self._base)
 
     def limits(self) -> MachineLimits:
         """Measured once, in this process, while no server stands."""

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everystop.backend import choose_backend
+from everystop.backend import choose_backend, settled
 from everystop.cli import settings
 from everystop.config import Config
 from everystop.core.errors import ConfigError
@@ -133,11 +133,10 @@ def measure(arguments: argparse.Namespace, chosen: Sequence[Claim], book: Book, 
 
 
 def make_config(arguments: argparse.Namespace) -> Config:
-    """The model, and what computes; raises ConfigError, also for what has no effect there."""
+    """The model, what computes, and what depends on that; raises ConfigError, also for what has no effect there."""
     given = settings.given_values(arguments)
     config = Config(**{name: value for name, value in given.items() if name in ("model", *ENGINE)})
-    choose_backend(config)
-    return config
+    return settled(config, choose_backend(config))
 
 
 def measure_one(claim: Claim, lab: Lab, settings: dict[str, Any]) -> Result:
