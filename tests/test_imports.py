@@ -215,6 +215,14 @@ ALLOWED = {
         LAUNCHER,
         EXECUTED,
     },
+    # Of whatever computes there.
+    "everystop.trial.machine_limits": {
+        NATIVE,
+        "everystop.assembly:num_threads",
+        "everystop.backend",
+        "everystop.config",
+        "everystop.trial.gpu.device_limits",
+    },
     # On the runner itself, without an engine: where nothing else is installed.
     "everystop.trial.gpu": {
         "everystop.core",
@@ -249,7 +257,6 @@ ALLOWED = {
     },
     # Measures by trials, on servers and in virtual time; what it draws and says are views of histories.
     "everystop.claims": {
-        NATIVE,
         "everystop.config",
         "everystop.core.events",
         "everystop.core.step_time",

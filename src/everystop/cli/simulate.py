@@ -190,7 +190,7 @@ def make_setup(config: Config, cost: StepCost, *, num_blocks: int | None = None,
     from everystop.sim.roofline import Roofline
     from everystop.sim.simulator import Setup
 
-    config = settled(config, Backend(CUDA if isinstance(cost, Roofline) else CPU, config.dtype))
+    config = settled(config, Backend(CUDA if isinstance(cost, Roofline) else CPU, config.dtype, is_deterministic=True))
 
     if num_blocks is None:
         num_blocks = NUM_CACHE_TOKENS // config.block_size

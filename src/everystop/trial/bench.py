@@ -21,7 +21,7 @@ from everystop.assembly import (
     load_weights,
     num_threads,
 )
-from everystop.backend import choose_backend, settled
+from everystop.backend import CUDA, choose_backend, settled
 from everystop.config import Config
 from everystop.core.plan import StepPlan, StepResult
 from everystop.engine.engine import Engine
@@ -93,7 +93,6 @@ class Bench:
         tokenizer = load_tokenizer(checkpoint, home)
         self.num_valid_tokens = min(tokenizer.num_ids, checkpoint.spec.vocab_size)
         self._eos_ids = tokenizer.eos_ids
-        self.num_threads = num_threads(config)
         loaded = load_weights(config, checkpoint, home)
         self.spec, self.num_step_bytes = loaded.spec, loaded.num_step_bytes
         self._backend = choose_backend(config)
@@ -103,6 +102,11 @@ class Bench:
             "kv_cache_dtype": kv_cache_dtype(config, loaded),
             "kernels": kernel_name(loaded),
         }
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether a request's tokens are promised not to depend on its batch."""
+        return self._backend.is_deterministic
 
     def engine(self, config: Config) -> Engine:
         """A new engine, not yet started, of a configuration that differs in the policy and its settings alone; the one
@@ -118,7 +122,7 @@ class Bench:
             **self._model,
             "version": __version__,
             "commit": commit(),
-            "num_threads": self.num_threads,
+            "num_threads": None if self._backend.device == CUDA else num_threads(self.config),
             "num_kv_blocks": self.capacity.num_blocks,
             "max_model_len": self.capacity.max_model_len,
         }
