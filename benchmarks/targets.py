@@ -27,7 +27,7 @@ from benchmarks.straggler import spread
 from everystop.observe.distribution import percentile
 from everystop.sim.workloads import DEFAULT_SEED, Workload, make_workload
 from everystop.trial.http_client import Target
-from everystop.trial.http_load import Run, run_load
+from everystop.trial.http_load import LoadRun, run_load
 
 OPTIONS = ("--max-num-seqs", "32")
 BUDGETS = (32, 64, 96, 128, 192, 256, 512)
@@ -49,24 +49,24 @@ def warm_up(url: str) -> None:
     run_load(Workload("warm-up", whole.num_clients, (*chats, *intruders)), Target(url=url))
 
 
-def measure(model: str, options: Sequence[str], name: str, seed: int) -> Row:
-    """One run of a workload on a fresh server."""
+def measure(model: str, options: Sequence[str], name: str, seed: int, skip_s: float = 0.0) -> Row:
+    """One run of a workload on a fresh server; gaps that begin in its first `skip_s` do not count."""
     load = os.getloadavg()[0]
     with LocalServer(model, [*OPTIONS, *options]) as server:
         warm_up(server.url)
         before = server.wait_idle()
         run = run_load(make_workload(name, seed), Target(url=server.url))
         counted = difference(server.wait_idle(), before)
-    return figures(run, counted) | {"workload": name, "seed": seed, "load_average": load}
+    return figures(run, counted, skip_s) | {"workload": name, "seed": seed, "load_average": load}
 
 
-def figures(run: Run, counted: dict[str, float]) -> Row:
+def figures(run: LoadRun, counted: dict[str, float], skip_s: float = 0.0) -> Row:
     """The figures that are compared; raises SystemExit if a request failed."""
     for record in run.records:
         if record.error is not None or not record.is_exact:
             raise SystemExit(f"job {record.job} failed: {record.error or record.usage}")
     wall_s = run.summary()["wall_s"]
-    gaps = itl_ms(run, "chat")
+    gaps = itl_ms(run, "chat", skip_s)
     num_computed = counted["computed_prompt_tokens"] + counted["generation_tokens"]
     return {
         "itl_p50_ms": percentile(gaps, 50),
@@ -83,9 +83,10 @@ def figures(run: Run, counted: dict[str, float]) -> Row:
     }
 
 
-def itl_ms(run: Run, group: str) -> list[float]:
-    """Gaps between tokens of a group's answers."""
-    return [(b - a) * 1e3 for r in run.records if r.group == group for a, b in itertools.pairwise(r.event_s)]
+def itl_ms(run: LoadRun, group: str, skip_s: float = 0.0) -> list[float]:
+    """Gaps between tokens of a group's answers, without those that begin in the first `skip_s` of the run."""
+    pairs = (pair for r in run.records if r.group == group for pair in itertools.pairwise(r.event_s))
+    return [(b - a) * 1e3 for a, b in pairs if a >= skip_s]
 
 
 def decode_step_ms(model: str, options: Sequence[str], repeats: int) -> float:
@@ -100,8 +101,8 @@ def target_flags(target_ms: float) -> list[str]:
 
 
 def budget_flags(budget: int) -> list[str]:
-    """Flags that fix a budget in tokens."""
-    return ["--max-num-batched-tokens", str(budget)]
+    """Flags that fix a budget in tokens, whatever decodes."""
+    return ["--max-num-batched-tokens", str(budget), "--max-prefill-per-decode", "0"]
 
 
 def run_all(

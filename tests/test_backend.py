@@ -29,11 +29,11 @@ def gpu(tmp_path: Path) -> Path:
 
 def test_a_gpu_is_found_where_there_is_one_and_pytorch(gpu: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     none = tmp_path_factory.mktemp("dev")
-    assert choose(Config(), gpu) == Backend("cuda", "bfloat16")
-    assert choose(Config(), none) == Backend("cpu", "int8")
-    assert choose(Config(), gpu, has_torch=False) == Backend("cpu", "int8")
-    assert choose(Config(device="cpu"), gpu) == Backend("cpu", "int8")
-    assert choose(Config(kv_cache_dtype="int8"), none) == Backend("cpu", "int8")
+    assert choose(Config(), gpu) == Backend("cuda", "bfloat16", is_deterministic=False)
+    assert choose(Config(), none) == Backend("cpu", "int8", is_deterministic=True)
+    assert choose(Config(), gpu, has_torch=False) == Backend("cpu", "int8", is_deterministic=True)
+    assert choose(Config(device="cpu"), gpu) == Backend("cpu", "int8", is_deterministic=True)
+    assert choose(Config(kv_cache_dtype="int8"), none) == Backend("cpu", "int8", is_deterministic=True)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,15 @@ def test_each_device_has_a_dtype_of_its_own(gpu: Path) -> None:
     assert {dtype for dtypes in DEVICE_DTYPES.values() for dtype in dtypes} == set(DTYPES) - {"auto"}
 
 
+def test_only_the_cpu_is_deterministic_without_being_asked(gpu: Path) -> None:
+    assert choose(Config(device="cpu"), gpu).is_deterministic
+    for device in ("cuda", "torch"):
+        assert not choose(Config(device=device), gpu).is_deterministic
+        assert choose(Config(device=device, deterministic=True), gpu).is_deterministic
+
+
 def test_only_a_gpu_is_planned_one_step_ahead() -> None:
-    assert [Backend(device, "float32").depth for device in ("cpu", "torch", "cuda")] == [0, 0, 1]
+    assert [Backend(device, "float32", is_deterministic=True).depth for device in ("cpu", "torch", "cuda")] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(

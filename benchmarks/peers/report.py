@@ -207,15 +207,15 @@ def limits_record() -> Record:
     from dataclasses import asdict
 
     from benchmarks.peers.weights import embedded
-    from everystop.claims.machine_limits import measure_limits, model_work
+    from everystop.claims.model_work import model_work
     from everystop.model.home import Home
     from everystop.model.weights import load_model
-    from everystop.trial.bench import num_step_bytes
+    from everystop.trial.machine_limits import cpu_limits
 
     checkpoint = embedded()
     loaded = load_model(checkpoint, dtype="int8", num_threads=NUM_THREADS, home=Home.from_environment())
-    work = model_work(checkpoint.spec, num_step_bytes(loaded))
-    figures = asdict(measure_limits(NUM_THREADS)) | asdict(work)
+    work, limits = model_work(checkpoint.spec, loaded.num_step_bytes), cpu_limits("int8", NUM_THREADS)
+    figures = asdict(work) | {"operations_per_s": limits.operations_per_s, "bytes_per_s": limits.bytes_per_s}
     return {"kind": "limits", "name": "machine", "peer": OURS, "setting": OUR_SETTING, "turn": 0, "figures": figures}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from everystop.backend import CPU, CUDA, UTILIZATION, choose_backend
+from everystop.backend import CPU, CUDA, UTILIZATION, choose_backend, settled
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.core.kv_cache import KVCache
@@ -264,13 +264,14 @@ def build_engine(
     runner, capacity = build_runner(config, loaded, num_valid_tokens)
     step_times = known_step_times(config, capacity, runner)
     recorder = open_recorder(config)
+    backend = choose_backend(config)
     engine = Engine(
-        build_scheduler(config, capacity, recorder, step_times),
+        build_scheduler(settled(config, backend), capacity, recorder, step_times),
         runner,
         eos_token_ids=eos_token_ids,
         make_text_decoder=make_text_decoder,
         seed=config.seed,
-        depth=choose_backend(config).depth,
+        depth=backend.depth,
         on_stop=recorder.close if recorder is not None else None,
     )
     return engine, capacity, recorder

@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everystop.config import Config
@@ -28,10 +28,12 @@ DEVICES = Path("/dev")
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """`device` is cpu, cuda or torch (PyTorch on the CPU); `depth` says how many steps are planned ahead."""
+    """`device` is cpu, cuda or torch (PyTorch on the CPU)."""
 
     device: str
     dtype: str
+    is_deterministic: bool
+    """A request's tokens do not depend on what else is computed: always so on the CPU, elsewhere by --deterministic."""
 
     @property
     def depth(self) -> int:
@@ -57,9 +59,19 @@ def choose_backend(
         device = CUDA if any(devices.glob("nvidia[0-9]*")) and (is_for_cuda or _is_for_cuda)() else CPU
     elif device != CPU and not has_torch():
         raise ConfigError(f"--device {device} needs PyTorch, which is not installed; {INSTALL}, or choose --device cpu")
-    backend = Backend(device, DTYPES[device][0] if config.dtype == "auto" else config.dtype)
+    dtype = DTYPES[device][0] if config.dtype == "auto" else config.dtype
+    backend = Backend(device, dtype, device == CPU or config.deterministic)
     _check_honoured(config, backend)
     return backend
+
+
+def settled(config: Config, backend: Backend) -> Config:
+    """The configuration with those defaults of the scheduler in place that depend on the device: a GPU computes many
+    more prompt tokens in the time that its decoders take alone.
+    """
+    if config.max_prefill_per_decode is None and backend.device == CUDA:
+        return replace(config, max_prefill_per_decode=0)
+    return config
 
 
 def _has_torch() -> bool:

@@ -18,11 +18,13 @@ from everystop.core.policy import AGEING_NS, QUANTUM, PolicySettings, Share, Tar
 from everystop.tenants import SHARE_SETTINGS, TARGET_SETTINGS, Tenant, Tenants, read_tenants
 
 BATCH_WAIT_MS = 50
+PREFILL_PER_DECODE = 5
 MAX_NUM_SCORED_TOKENS = 16  # in a step that is planned by time: as many as such a step gives to prompts at least
 
 
 def scheduler_limits(config: Config, max_model_len: int) -> Limits:
     """What a step and a sequence may use; `max_model_len` is what model and KV cache allow, in tokens."""
+    per_decode = config.max_prefill_per_decode
     return Limits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -31,6 +33,7 @@ def scheduler_limits(config: Config, max_model_len: int) -> Limits:
         admission=config.admission,
         target_itl_ns=None if config.target_itl_ms is None else round(config.target_itl_ms * NS_PER_MS),
         max_num_scored_tokens=MAX_NUM_SCORED_TOKENS,
+        max_prefill_per_decode=PREFILL_PER_DECODE if per_decode is None else per_decode,
     )
 
 

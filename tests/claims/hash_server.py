@@ -3,6 +3,7 @@
     python -m tests.claims.hash_server MODEL [flags of serve]
 
 MODEL says how well it fares: `hash` well; `dies-at-once` before it serves, `dies` in its 40th step, `hangs` there.
+With `--device cuda` it plans one step ahead.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import uvloop
 from tests.core.hash_model import HashModelRunner
 
 from everystop.assembly import Capacity, build_scheduler, open_recorder
-from everystop.claims.lab import KV_CACHE_BYTES, KV_CACHE_TOKENS
+from everystop.backend import choose_backend
+from everystop.claims.lab import KV_CACHE_TOKENS
 from everystop.cli import settings
 from everystop.config import Config
 from everystop.core.plan import StepPlan
@@ -75,7 +77,7 @@ class HashTexts:
 
 
 def load(config: Config) -> ServedModel:
-    num_tokens = (config.kv_cache_memory or KV_CACHE_BYTES) * KV_CACHE_TOKENS // KV_CACHE_BYTES
+    num_tokens = config.kv_cache_memory or KV_CACHE_TOKENS  # a byte each
     num_blocks = num_tokens // config.block_size
     capacity = Capacity(
         num_blocks=num_blocks, block_size=config.block_size, num_bytes=0, max_model_len=min(4096, num_tokens)
@@ -88,6 +90,7 @@ def load(config: Config) -> ServedModel:
         build_scheduler(config, capacity, recorder),
         runner,
         eos_token_ids=(),
+        depth=choose_backend(config).depth,
         on_stop=None if recorder is None else recorder.close,
     )
     return ServedModel(

@@ -12,7 +12,7 @@ from everystop.claims import fragmentation, no_gain, price, quiet_tenant, trade
 from everystop.claims.clients import itl_s, mean_e2e_s, mean_ttft_s, ttft_s
 from everystop.claims.findings import Verdict
 from everystop.claims.kv_memory import MemoryUse, memory_use
-from everystop.claims.lab import KV_CACHE_TOKENS, Trial, kv_bytes
+from everystop.claims.lab import Trial
 from everystop.claims.steps import history_of
 from everystop.observe.comparison import Run
 from everystop.sim.cost import CostModel
@@ -99,15 +99,10 @@ def test_a_tenant_that_is_not_loud_keeps_nobody_waiting(monkeypatch: pytest.Monk
 
 
 def test_a_tiny_cache_has_as_many_blocks_as_it_says() -> None:
-    workload, flags = no_gain.cases()["tiny KV cache"]
-    run = make_lab().runs({"x": no_gain.trial("continuous", workload, flags)})["x"][0]
+    run = make_lab().runs({"x": no_gain.trial("continuous", *no_gain.cases()["tiny KV cache"])})["x"][0]
     steps = history_of(run).steps
     assert steps[steps.end - 1].num_free_blocks == no_gain.TINY_BLOCKS
     assert no_gain.recomputed_share(run) > 0.05
-
-
-def test_the_default_cache_comes_back_from_its_bytes() -> None:
-    assert kv_bytes(KV_CACHE_TOKENS) == 1 << 30
 
 
 def test_lengths_differ_as_they_are_told_to() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from everystop.assembly import Capacity, build_scheduler
 from everystop.claims import fragmentation, server_lab, straggler
 from everystop.claims.everything import CLAIMS
 from everystop.claims.kv_memory import memory_use
-from everystop.claims.lab import KV_CACHE_TOKENS, LabError, Trial
-from everystop.claims.machine_limits import ModelWork
+from everystop.claims.lab import KV_CACHE_TOKENS, LabError, Trial, check_outputs
+from everystop.claims.model_work import ModelWork
 from everystop.claims.refill import mixed_answers, slot_gaps
 from everystop.claims.results import read_results
 from everystop.claims.server_lab import ModelFacts, ServerLab
@@ -38,7 +39,12 @@ from everystop.trial.on_engine import EngineRun, Sampling
 ROOT = Path(__file__).parents[2]
 HASH_SERVER = (sys.executable, "-m", "tests.claims.hash_server")
 FACTS = ModelFacts(
-    num_valid_tokens=NUM_IDS, num_threads=1, work=ModelWork(operations_per_row=1, bytes_per_step=1), described={}
+    num_valid_tokens=NUM_IDS,
+    kv_token_bytes=1,
+    num_spare_blocks=0,
+    is_invariant=True,
+    work=ModelWork(operations_per_row=1, bytes_per_step=1),
+    described={},
 )
 POLICIES = ("static", "continuous")
 NUM_SLOTS = 4
@@ -173,6 +179,34 @@ def test_a_repeat_finds_nothing_in_the_prefix_cache_and_all_blocks_free(servers:
     assert sum(sum(step.nums) for step in steps_of(first)) == sum(sum(step.nums) for step in steps_of(second))
     assert memory_use(first, 16) == memory_use(second, 16)
     assert steps_of(second)[-1].num_free_blocks == KV_CACHE_TOKENS // 16
+
+
+def test_a_server_that_plans_one_step_ahead_is_measured_too(servers: list[Any]) -> None:
+    """As one on a GPU: a slot comes free when the next step has been launched."""
+    workload = answers()
+    lab = ServerLab(Config(model="hash", device="cuda"), 1, Silence(), command=HASH_SERVER, facts=FACTS)
+    runs = lab.runs(make_trials(workload))
+    assert {"--device=cuda"} <= set(servers[0].args)
+    assert set(slot_gaps(runs["continuous"][0])) == {2}
+    assert useful_share(runs["static"][0]) == useful_share(make_lab().runs(make_trials(workload))["static"][0])
+    for [run] in runs.values():
+        assert [line.num_output_tokens for line in run.requests] == [job.max_tokens for job in workload.jobs]
+
+
+def test_texts_may_differ_where_nobody_has_promised_equal_ones() -> None:
+    jobs = make_trials(answers(), ["continuous"])
+    run = make_lab().runs(jobs)["continuous"][0]
+    other = replace(run, requests=tuple(replace(line, digest="another") for line in run.requests))
+    longer = replace(run, requests=tuple(replace(line, num_output_tokens=99) for line in run.requests))
+    check_outputs(jobs, {"continuous": [run, other]}, same_texts=False)
+    for wrong, same_texts in ((other, True), (longer, False)):
+        with pytest.raises(LabError, match="outputs of the same requests differ"):
+            check_outputs(jobs, {"continuous": [run, wrong]}, same_texts=same_texts)
+
+
+def test_a_cache_takes_what_the_model_s_tokens_take_and_the_spare_block() -> None:
+    facts = replace(FACTS, kv_token_bytes=100, num_spare_blocks=1)
+    assert [facts.kv_bytes(num, 32) for num in (1, 32, 33)] == [6_400, 6_400, 9_600]
 
 
 def test_flags_and_tenants_reach_the_server(servers: list[Any]) -> None:

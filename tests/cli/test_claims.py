@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,6 +18,7 @@ from everystop.claims.findings import Condition, Findings, counted
 from everystop.claims.lab import Lab
 from everystop.cli import main
 from everystop.cli.claims import default_folder
+from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.sim.cost import CostModel
 
@@ -43,7 +44,10 @@ def make_claim(number: int, *, interrupted: bool = False) -> Claim:
 class NoLab(everystop.claims.lab.VirtualLab):
     """Takes what a `ServerLab` takes, and starts nothing."""
 
-    def __init__(self, base: Any, num_repeats: int, watcher: Any) -> None:
+    bases: ClassVar[list[Config]] = []
+
+    def __init__(self, base: Config, num_repeats: int, watcher: Any) -> None:
+        NoLab.bases.append(base)
         super().__init__(CostModel(step_ns=1e6), num_repeats)
 
 
@@ -71,6 +75,20 @@ def test_all_claims_are_measured_and_written(
     assert page.count("✔ held") >= 3
     assert (tmp_path / "claims" / "2-x-dark.png").read_bytes() == b"picture"
     assert "1. Number 1: held" in capsys.readouterr().err
+
+
+def test_what_computes_is_chosen_as_for_serve(
+    claims: list[Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By flags, the environment or a file; what else a file for serve has means nothing here."""
+    monkeypatch.setenv("EVERYSTOP_DTYPE", "bfloat16")
+    (tmp_path / "c.toml").write_text('deterministic = true\npolicy = "fair"\nmax-num-seqs = 3\n')
+    words = ["claims", "some-model", "--out", str(tmp_path), "--device", "torch", "--config", str(tmp_path / "c.toml")]
+    assert main(words) == 0
+    assert NoLab.bases[-1] == Config(model="some-model", device="torch", dtype="bfloat16", deterministic=True)
+    monkeypatch.delenv("EVERYSTOP_DTYPE")
+    assert main(["claims", "--out", str(tmp_path), "--device", "cpu", "--threads", "2"]) == 0
+    assert NoLab.bases[-1] == Config(device="cpu", threads=2)
 
 
 def test_only_some_are_measured_again(claims: list[Claim], tmp_path: Path) -> None:
@@ -103,6 +121,8 @@ def test_pictures_are_drawn_again_without_measuring(claims: list[Claim], tmp_pat
         (["--only", "7"], "--only names claim 7; there are 0, 1, 2"),
         (["--repeats", "0"], "--repeats is 0"),
         (["--draw"], "has no results"),
+        (["--device", "cuda", "--threads", "2"], "--threads has no effect with --device cuda"),
+        (["--device", "cpu", "--dtype", "bfloat16"], "--dtype bfloat16 cannot be had with --device cpu"),
     ],
 )
 def test_what_cannot_be_done_is_said(

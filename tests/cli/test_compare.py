@@ -74,7 +74,7 @@ def test_a_workload_is_run_in_turns_and_reported(compare: Command, capsys: pytes
     data = compare("--workload", "w.jsonl", "--max-num-seqs", "4")
     comparison = from_json(data["comparison"])
     assert [(run.policy, run.repeat) for run in comparison.runs] == [
-        ("static", 0), ("continuous", 0), ("static", 1), ("continuous", 1)
+        ("static", 0), ("continuous", 0), ("continuous", 1), ("static", 1)
     ]  # fmt: skip
     assert data["outputs"] == {"num_equal": 8, "different": [], "num_uncompared": 0}
     assert data["by_policy"]["static"]["total_output_tokens"] == 2 * 90
@@ -132,9 +132,18 @@ def test_a_file_made_for_serve_will_do(compare: Command) -> None:
     assert {config.record for config in FakeBench.configs} == {None}
 
 
+@pytest.mark.parametrize(
+    ("words", "is_told"),
+    [([], False), (["--device", "torch"], True), (["--device", "torch", "--deterministic"], False)],
+)
 def test_outputs_that_differ_end_with_1(
-    compare: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    compare: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    is_told: bool,
 ) -> None:
+    """Where nobody has promised equal ones, it is told what would make them so."""
     usual = FakeBench.engine
 
     def spoilt(self: FakeBench, config: Config) -> Engine:
@@ -146,9 +155,11 @@ def test_outputs_that_differ_end_with_1(
     monkeypatch.setattr(FakeBench, "engine", spoilt)
     jobs = tuple(json.dumps({**job.to_dict(), "ignore_eos": False}) for job in stragglers().jobs)
     Path("w.jsonl").write_text("\n".join([json.dumps({"workload": "x", "num_clients": 8}), *jobs]))
-    data = compare("--workload", "w.jsonl", code=1)
+    data = compare("--workload", "w.jsonl", *words, code=1)
     assert data["outputs"]["different"]
-    assert "OUTPUTS DIFFER" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "OUTPUTS DIFFER" in shown.out
+    assert ("--deterministic makes outputs equal" in shown.err) == is_told
 
 
 def test_requests_that_fail_are_counted_and_end_with_1(compare: Command, capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,7 +304,7 @@ def test_an_interrupted_comparison_is_written_and_ends_with_130(
 
     monkeypatch.setattr(FakeBench, "engine", interrupted)
     data = compare("--workload", "w.jsonl", code=130)
-    assert (data["is_complete"], data["num_repeats"]) == (False, {"static": 2, "continuous": 1})
+    assert (data["is_complete"], data["num_repeats"]) == (False, {"static": 1, "continuous": 2})
     assert "INTERRUPTED: 2 repeats were asked for" in capsys.readouterr().out
 
 

@@ -36,7 +36,7 @@ def test_a_snapshot_shows_who_runs_and_who_waits(
     steps = threading.Semaphore(0)
     with parrot(max_num_seqs=2) as server:
         server.complete("ab")
-        wait_until(lambda: server.engine.is_idle)  # it has let go of that request, which takes a plan of its own
+        wait_until(lambda: server.engine._is_at_rest)  # it has let go of that request, which takes a plan of its own
         server.runner.before_step = lambda plan: steps.acquire(timeout=60) and None
         clients = [threading.Thread(target=server.complete, args=("abcdefgh",)) for _ in range(3)]
         try:
@@ -228,7 +228,7 @@ def test_a_pipe_gets_every_panel_whole_unless_columns_says_how_wide(
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     server_of_module.complete("abcdefgh" * 20)
-    wait_until(lambda: server_of_module.engine.is_idle)
+    wait_until(lambda: server_of_module.engine._is_at_rest)
     assert top(server_of_module) == 0
     whole = capsys.readouterr().out
     assert "…" not in whole

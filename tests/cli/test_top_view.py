@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from tests.cli.streams import MS, START_NS, S, first, message, request, step
+from tests.cli.streams import MS, START_NS, TILES, S, first, message, request, step
 
 from everystop.cli.top_view import COLUMN_NS, DECODE, HELD, PADDED, PREFILL, RECOMPUTE, SKIPPED, SLOW, LiveView, Minute
 
@@ -152,3 +152,11 @@ def test_a_minute_does_not_grow() -> None:
         minute.note(second * S, 1.0)
     assert len(minute._seconds) <= 120
     assert minute.highest(999 * S, 60) == [1.0] * 60
+
+
+def test_who_is_over_leaves_its_slot_though_no_step_follows_unless_its_batch_holds_it() -> None:
+    over = request(7, slot=0, state="finished", finish_ns=START_NS + 10 * MS)
+    for num_held, num_busy, holders in ((0, 1, {}), (1, 1, {0: 7}), (1, 0, {})):
+        view = view_of(first(START_NS + S, steps=in_columns([(0, 7, 100, 1)], num_held=num_held)))
+        view.take(message(START_NS + 2 * S, requests=[over], tiles=TILES | {"slots_busy": num_busy}))
+        assert view.holders == holders

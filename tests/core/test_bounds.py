@@ -136,13 +136,16 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
         "max_num_batched_tokens": budget,
         "max_num_seqs": rng.choice([4, 8, 16]),
         "max_num_prefill_tokens": rng.choice([None, None, 2, 16, 40, 100]),
+        "max_prefill_per_decode": rng.choice([None, None, 1, 5]),
         "max_model_len": 10**6,
     }
 
 
 def prompt_tokens_left(settings: dict[str, Any], num_decoders: int) -> int:
-    """What a step has for prompts beside so many decoders."""
-    return min(settings["max_num_batched_tokens"] - num_decoders, settings["max_num_prefill_tokens"] or 10**9)
+    """What a step has for prompts beside so many decoders at least."""
+    beside = 64 if settings["max_prefill_per_decode"] else 10**9
+    limit = min(settings["max_num_prefill_tokens"] or 10**9, beside)
+    return min(settings["max_num_batched_tokens"] - num_decoders, limit)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -163,7 +166,9 @@ def test_long_prompts_delay_a_short_one_by_no_more_than_the_bound(policy: str, d
         ids = count()
         for _ in range(rng.randint(0, settings["max_num_seqs"] - 2 - num_before)):
             run.add(make_request(next(ids), 1, max_tokens=9_000))
-        for _ in range(rng.randint(1, 4)):
+        while len(run.first_token) < len(run.requests):  # before that they are prompts, too
+            run.turn()
+        for _ in range(rng.randint(0, 3)):
             run.turn()
         for _ in range(num_before):
             run.add(make_request(next(ids), [7] * (left * (bound + 12) + 64), max_tokens=1, cache_salt=f"{next(ids)}"))

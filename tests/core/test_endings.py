@@ -30,6 +30,17 @@ def test_one_token_after_the_last_chunk_and_not_before(depth: int) -> None:
     assert (end.num_output_tokens, end.reason) == (1, "length")
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_end_names_the_step_that_brought_it(depth: int) -> None:
+    """Not the one that had been planned meanwhile."""
+    harness = Harness(make_scheduler(), depth=depth)
+    for i, max_tokens in enumerate((2, 4, 5)):
+        harness.add(make_request(i, 5, max_tokens=max_tokens))
+    harness.run()
+    ends = {e.request_id: e.step_id for e in harness.events if isinstance(e, FinishEvent)}
+    assert ends == {i: harness.steps_of(i)[-1] for i in range(3)}
+
+
 def test_computed_tokens_count_the_prompt_once() -> None:
     harness = Harness(make_scheduler())
     request = harness.add(make_request(0, 5, max_tokens=3))

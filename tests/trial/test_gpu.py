@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,38 @@ from everystop.trial.gpu.clock import Budget
 from everystop.trial.gpu.models import SPECS, step_flops
 from everystop.trial.gpu.serving import chat_jobs
 
+ROOT = Path(__file__).parents[2]
+BARE = """
+import sys
 
-def test_all_parts_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name == "everystop._native" or (path is None and name in ABSENT):
+            raise ModuleNotFoundError(f"{name} is not there")
+
+import importlib.metadata
+ABSENT = set(importlib.metadata.packages_distributions()) & {
+    "fastapi", "gguf", "h11", "httptools", "llguidance", "matplotlib", "msgspec", "prometheus_client", "pydantic",
+    "starlette", "uvicorn", "uvloop",
+}
+assert len(ABSENT) > 5
+sys.meta_path.insert(0, Absent())
+from everystop.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""The command line where there is no native module and no server, as on a machine that is lent for minutes."""
+
+
+def test_all_parts_run_on_the_cpu_with_nothing_but_pytorch(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    assert main(["bench", "gpu", "--device", "torch", "--minutes", "5", "--json", str(file)]) == 0
+    words = ["bench", "gpu", "--device", "torch", "--minutes", "5", "--json", str(file)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", BARE, *words], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     results: dict[str, Any] = json.loads(file.read_text())
-    text = capsys.readouterr().out
-    assert results["notes"] == []
+    text = done.stdout
+    assert results["notes"] == [], done.stderr
+    assert results["correctness"]["bfloat16_agreement"] > 0.9
     assert results["correctness"]["float32_error"] == 0.0
     assert results["correctness"]["replayed_as_eager"]
     assert results["correctness"]["invariant"]
@@ -36,7 +64,9 @@ def test_what_cannot_be_measured_is_refused(words: list[str], said: str, capsys:
 
 
 def test_parts_that_do_not_fit_or_fail_are_named_and_the_rest_is_measured() -> None:
-    budget = Budget(100.0, lambda text: None)
+    said: list[str] = []
+    kept: list[int] = []
+    budget = Budget(100.0, said.append, lambda: kept.append(len(budget.results)))
 
     def fail() -> None:
         raise ValueError("no such thing")
@@ -47,6 +77,8 @@ def test_parts_that_do_not_fit_or_fail_are_named_and_the_rest_is_measured() -> N
     assert budget.results == {"long": None, "broken": None, "sound": 2}
     assert budget.notes[0].startswith("long was left out")
     assert budget.notes[1] == "broken failed: ValueError: no such thing"
+    assert any("in fail" in text for text in said), "it is said where it came from"
+    assert kept == [1, 2, 3], "after each part"
 
 
 def test_models_have_the_sizes_of_their_names() -> None:

@@ -162,7 +162,7 @@ def test_policies_take_turns_after_a_warm_up_that_is_not_counted() -> None:
     comparison = comparing(seen.append)
     assert seen == [0, 1, 2, 3, 4]
     order = [(run.policy, run.repeat) for run in comparison.runs]
-    assert order == [("static", 0), ("continuous", 0), ("static", 1), ("continuous", 1)]
+    assert order == [("static", 0), ("continuous", 0), ("continuous", 1), ("static", 1)]
     assert comparison.is_complete
     assert comparison.equality().num_equal == 8
     assert comparison.equality().holds
@@ -178,7 +178,11 @@ def interrupt_at(number: int) -> Callable[[int], None]:
 
 def test_an_interrupted_comparison_keeps_the_runs_that_are_whole() -> None:
     comparison = comparing(interrupt_at(4))
-    assert [(run.policy, run.repeat) for run in comparison.runs] == [("static", 0), ("continuous", 0), ("static", 1)]
+    assert [(run.policy, run.repeat) for run in comparison.runs] == [
+        ("static", 0),
+        ("continuous", 0),
+        ("continuous", 1),
+    ]
     assert not comparison.is_complete
     assert len(list(comparison.pairs("continuous", "static"))) == 1
 

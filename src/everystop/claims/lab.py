@@ -6,17 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from everystop.claims.machine_limits import MachineLimits, ModelWork
+from everystop.claims.model_work import ModelWork
 from everystop.config import Config
 from everystop.core.errors import EverystopError
 from everystop.observe.comparison import Run
 from everystop.sim.cost import CostModel, StepCost
 from everystop.sim.workloads import Workload
+from everystop.trial.machine_limits import MachineLimits
+from everystop.trial.repeats import in_turn
 from everystop.trial.virtual import VirtualRun
 
 NUM_SLOTS = 16
-KV_CACHE_BYTES = 1 << 30
-KV_CACHE_TOKENS = 46_592  # what that holds of SmolLM2-135M, whatever the block size
+KV_CACHE_TOKENS = 46_592  # a GiB of SmolLM2-135M in float16, whatever the block size
 FILL_WAIT_MS = 1000  # a static batch of requests that are all there is full long before
 T = TypeVar("T")
 
@@ -24,22 +25,18 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A workload under a policy; `flags` are the fields of `Config` that differ from 16 slots, a static batch that gets
-    time to fill, and the defaults.
+    time to fill, and the defaults. `kv_tokens` fit into the KV cache, whatever the model.
     """
 
     workload: Workload
     policy: str
     flags: Mapping[str, Any] = field(default_factory=dict)
+    kv_tokens: int = KV_CACHE_TOKENS
 
     def config(self, base: Config) -> Config:
         """The configuration of its server; raises ConfigError."""
         usual = {"max_num_seqs": NUM_SLOTS} | ({"batch_wait_ms": FILL_WAIT_MS} if self.policy == "static" else {})
         return replace(base, **{**usual, **self.flags}, policy=self.policy)
-
-
-def kv_bytes(num_tokens: int) -> int:
-    """Memory of a KV cache that holds so many tokens of SmolLM2-135M, for the flag `kv_cache_memory`."""
-    return -(-num_tokens * KV_CACHE_BYTES // KV_CACHE_TOKENS)
 
 
 class Watcher(Protocol):
@@ -68,7 +65,7 @@ class Lab(Protocol):
         ...
 
     def runs(self, trials: Mapping[str, Trial], *, once: bool = False) -> dict[str, list[Run]]:
-        """Each trial so often, or once, in turns (A B A B …), so that what else the machine does meets all of them."""
+        """Each trial so often, or once, in turns (A B B A …), so that what else the machine does meets all of them."""
         ...
 
     def simulate(self, trial: Trial, cost: StepCost, num_blocks: int | None = None) -> Run:
@@ -93,23 +90,25 @@ class LabError(EverystopError):
 
 
 def in_turns(trials: Mapping[str, Trial], num_repeats: int, play: Callable[[str, Trial, int], T]) -> dict[str, list[T]]:
-    """All trials, then all of them again."""
+    """All trials, then all of them again, backwards in each second repeat."""
     found: dict[str, list[T]] = {name: [] for name in trials}
     for repeat in range(num_repeats):
-        for name, trial in trials.items():
-            found[name].append(play(name, trial, repeat))
+        for name in in_turn(list(trials), repeat):
+            found[name].append(play(name, trials[name], repeat))
     return found
 
 
-def check_outputs(trials: Mapping[str, Trial], runs: Mapping[str, Sequence[Run]]) -> None:
-    """Raise LabError unless no request failed, and each had the same output in all runs of its workload."""
-    first: dict[int, tuple[str, list[str]]] = {}
+def check_outputs(trials: Mapping[str, Trial], runs: Mapping[str, Sequence[Run]], *, same_texts: bool = True) -> None:
+    """Raise LabError unless no request failed, and each had the same output in all runs of its workload; without
+    `same_texts`, one of the same length.
+    """
+    first: dict[int, tuple[str, list[str | int]]] = {}
     for name, trial in trials.items():
         for run in runs[name]:
             check_no_errors(name, run)
-            digests = [line.digest for line in run.requests]
-            other, expected = first.setdefault(id(trial.workload), (name, digests))
-            if digests != expected:
+            outputs = [line.digest if same_texts else line.num_output_tokens for line in run.requests]
+            other, expected = first.setdefault(id(trial.workload), (name, outputs))
+            if outputs != expected:
                 raise LabError(
                     f"outputs of the same requests differ between {other} and {name}, so they did not do equal work; "
                     "please report this"
@@ -123,11 +122,12 @@ def check_no_errors(name: str, run: Run) -> None:
             raise LabError(f"{name}: request {line.index} failed ({line.error}), so nothing can be concluded")
 
 
-def simulate(trial: Trial, cost: StepCost, num_blocks: int | None = None) -> Run:
-    """A trial in virtual time; by default with the blocks that a server would have."""
-    config = trial.config(Config())
-    num_tokens = (config.kv_cache_memory or KV_CACHE_BYTES) * KV_CACHE_TOKENS // KV_CACHE_BYTES
-    num_blocks = num_blocks or num_tokens // config.block_size
+def simulate(trial: Trial, cost: StepCost, num_blocks: int | None = None, base: Config | None = None) -> Run:
+    """A trial in virtual time; by default with the blocks that a server would have. `base` is what its server has in
+    common with all others.
+    """
+    config = trial.config(base or Config())
+    num_blocks = num_blocks or trial.kv_tokens // config.block_size
     return VirtualRun(trial.workload, config, cost, num_blocks=num_blocks).play(trial.policy, 0)
 
 
@@ -152,7 +152,9 @@ class VirtualLab:
 
     def limits(self) -> MachineLimits:
         """Of a machine that does not exist."""
-        return MachineLimits(operations_per_s=1e12, bytes_per_s=3e10)
+        return MachineLimits(
+            operations_per_s=1e12, bytes_per_s=3e10, operations="GOP/s", bytes="GB/s", how="as they were given"
+        )
 
     def work(self) -> ModelWork:
         """About what SmolLM2-135M asks for."""

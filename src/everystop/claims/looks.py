@@ -8,9 +8,10 @@ from typing import Any
 
 from everystop.claims.findings import NUM_LOOKS, Findings
 from everystop.claims.lab import Lab, Trial, check_outputs
-from everystop.claims.machine_limits import MachineLimits, ModelWork
+from everystop.claims.model_work import ModelWork
 from everystop.observe.comparison import Run
 from everystop.sim.cost import StepCost
+from everystop.trial.machine_limits import MachineLimits
 
 
 def look(measure: Callable[[Lab], Findings], lab: Lab) -> Findings:

@@ -11,7 +11,7 @@ from everystop.claims.claim import Claim
 from everystop.claims.clients import mean_e2e_s
 from everystop.claims.findings import Condition, Figure, Findings, Source, counted, exact, measured
 from everystop.claims.full_batch import ratios
-from everystop.claims.lab import NUM_SLOTS, Lab, Trial, kv_bytes
+from everystop.claims.lab import KV_CACHE_TOKENS, NUM_SLOTS, Lab, Trial
 from everystop.claims.larger_batch import tokens_per_s
 from everystop.claims.plots import (
     draw_line,
@@ -28,9 +28,9 @@ from everystop.observe.comparison import Run
 from everystop.observe.report.drawing import matplotlib
 from everystop.observe.report.grammar import KNOWN_STROKES, Theme
 from everystop.observe.report.sheets import Sheet
-from everystop.observe.report.words import percent
 from everystop.sim.cost import StepCost
 from everystop.sim.workloads import Dice, Job, Workload
+from everystop.words import percent
 
 NUM_JOBS, MEAN_TOKENS = 64, 48
 DEVIATIONS, WIDE = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25), 1.0  # of the logarithm of an answer's length
@@ -88,19 +88,23 @@ def at_rate(workload: Workload, per_s: float) -> Workload:
     return Workload("arrivals", 0, tuple(jobs))
 
 
-def cases() -> dict[str, tuple[Workload, dict[str, Any]]]:
-    """What is measured: requests and flags."""
-    mixed = spread(WIDE)
-    tiny = {"kv_cache_memory": kv_bytes(TINY_BLOCKS * 32), "admission": "greedy"}
-    workloads = (mixed, spread(0.0), prefill_only(), one_client(), mixed)
-    flags: tuple[dict[str, Any], ...] = ({}, {}, {}, {}, tiny)
-    return dict(zip(CASES, zip(workloads, flags, strict=True), strict=True))
+def cases() -> dict[str, tuple[Workload, dict[str, Any], int]]:
+    """What is measured: requests, flags, and how many tokens fit into the KV cache."""
+    mixed, room = spread(WIDE), KV_CACHE_TOKENS
+    return {
+        CASES[0]: (mixed, {}, room),
+        CASES[1]: (spread(0.0), {}, room),
+        CASES[2]: (prefill_only(), {}, room),
+        CASES[3]: (one_client(), {}, room),
+        CASES[4]: (mixed, {"admission": "greedy"}, TINY_BLOCKS * 32),
+    }
 
 
-def trial(policy: str, workload: Workload, flags: Mapping[str, Any]) -> Trial:
+def trial(policy: str, workload: Workload, flags: Mapping[str, Any], kv_tokens: int = KV_CACHE_TOKENS) -> Trial:
     """Where requests come one by one, static batching does not wait for a batch to fill: the best that it can do."""
-    comes_alone = workload.num_clients <= 1
-    return Trial(workload, policy, {**flags, "batch_wait_ms": 0} if policy == "static" and comes_alone else flags)
+    if policy == "static" and workload.num_clients <= 1:
+        flags = {**flags, "batch_wait_ms": 0}
+    return Trial(workload, policy, flags, kv_tokens)
 
 
 def measure(lab: Lab) -> Findings:

@@ -43,13 +43,13 @@ METHOD = (
     "It is joined with the clients' requests by their `x-request-id`, and the scheduler must make every plan in it "
     "again, block by block. Clients and servers share the cores; what the clients computed stands with each claim. The "
     "prefix cache is cold in every run (`cache_salt`), tokens are chosen greedily, answers have fixed lengths, and all "
-    f"runs of a workload gave the same texts. A static batch may wait {FILL_WAIT_MS / 1000:g} s to fill, which costs "
-    "nothing, since all are there. Policies take turns within each repeat, after a warm-up. What is called simulated "
-    "ran in virtual time, where those who are sent at once also arrive at once. A measured figure is "
-    f"{INTERVAL_METHOD}. While the intervals leave a claim undecided, it is run on, to twice and to "
-    f"{2 ** (NUM_LOOKS - 1)} times the repeats; an interval of {100 * CONFIDENCE:.1f} % is right for all {NUM_LOOKS} "
-    "looks together in 95 of 100 cases. A counted figure is the middle of the repeats, from the least to the most. "
-    "Ratios travel, absolute numbers do not."
+    "runs of a workload gave the same texts, or, where that is said below, texts of the same lengths. A static batch "
+    f"may wait {FILL_WAIT_MS / 1000:g} s to fill, which costs nothing, since all are there. Policies take turns within "
+    "each repeat, after a warm-up. What is called simulated ran in virtual time, where those who are sent at once also "
+    f"arrive at once. A measured figure is {INTERVAL_METHOD}. While the intervals leave a claim undecided, it is run "
+    f"on, to twice and to {2 ** (NUM_LOOKS - 1)} times the repeats; an interval of {100 * CONFIDENCE:.1f} % is right "
+    f"for all {NUM_LOOKS} looks together in 95 of 100 cases. A counted figure is the middle of the repeats, from the "
+    "least to the most. Ratios travel, absolute numbers do not."
 )
 
 
@@ -121,6 +121,7 @@ def machine_text(settings: Mapping[str, Any]) -> str:
         ("model ", settings.get("model_id")),
         ("dtype ", settings.get("dtype")),
         ("intervals of ", f"{100 * settings.get('confidence', 0.95):.1f} %"),
+        ("outputs ", settings.get("outputs")),
         ("load average before ", settings.get("load_average")),
     )
     words = ", ".join(f"{name}{value}" for name, value in pairs if value is not None)

@@ -17,13 +17,14 @@ from everystop.observe.comparison import Run
 from everystop.observe.distribution import percentile
 from everystop.observe.report.grammar import KNOWN_STROKES, Theme
 from everystop.observe.report.sheets import Sheet
-from everystop.observe.report.words import percent
 from everystop.sim.workloads import Dice, Job, Workload
+from everystop.words import percent
 
 ROWS = (16, 64)
 MOST_HOST = 0.05
 CHUNKS = (32, 64, 128, 256, 512, 2048)
 SMALL, WHOLE = 64, CHUNKS[-1]
+UNBOUNDED = {"max_prefill_per_decode": 0}  # or no chunk beside decoders would be longer, whatever a step may hold
 NUM_CLIENTS, NUM_JOBS, EVERY = 9, 48, 8
 CHAT, PROMPT = (32, 64), 1200
 MOST_BOUNDED, LEAST_UNBOUNDED = 0.2, 10.0
@@ -45,7 +46,8 @@ def measure(lab: Lab) -> Findings:
     """The host's share of steps, then the same chats at each limit on the tokens of a step."""
     hosts = {rows: host_figures(lab, rows) for rows in ROWS}
     interrupted = chats(interrupted=True)
-    trials = {f"{c} tokens a step": Trial(interrupted, "continuous", {"max_num_batched_tokens": c}) for c in CHUNKS}
+    limits: list[dict[str, Any]] = [{"max_num_batched_tokens": chunk, **UNBOUNDED} for chunk in CHUNKS]
+    trials = {f"{c} tokens a step": Trial(interrupted, "continuous", f) for c, f in zip(CHUNKS, limits, strict=True)}
     trials["calm"] = Trial(chats(interrupted=False), "continuous")
     *named, calm = lab.runs(trials).values()
     runs = dict(zip(CHUNKS, named, strict=True))
@@ -74,7 +76,8 @@ def measure(lab: Lab) -> Findings:
         how="The host's time is all between the execution of two steps, in a server that streams every row's tokens: "
         f"update, hand-over, planning, and waits for the interpreter beside HTTP; {listed_rows()} rows that only "
         f"decode. Then {NUM_CLIENTS} clients with short chats of {CHAT[0]} to {CHAT[1]} tokens, where one request in "
-        f"{EVERY} brings a prompt of {PROMPT:,}, with `--max-num-batched-tokens` from {CHUNKS[0]} to {WHOLE:,}.",
+        f"{EVERY} brings a prompt of {PROMPT:,}, with `--max-num-batched-tokens` from {CHUNKS[0]} to {WHOLE:,} and "
+        "`--max-prefill-per-decode 0`, for the default bounds the chunks beside many decoders by itself.",
         conditions=(
             *(Condition(figure=hosts[rows][0], at_most=MOST_HOST) for rows in ROWS),
             Condition(figure=unbounded, at_least=LEAST_UNBOUNDED),
@@ -92,7 +95,7 @@ def measure(lab: Lab) -> Findings:
         "a prompt is computed in one step. Right: how long the long prompts wait for their first token.",
         remarks=(
             "The bound is on tokens, so the time that it stands for depends on the machine; `--target-itl-ms` sets the "
-            "bound in time.",
+            "bound in time, and `--max-prefill-per-decode` by the number of those who decode.",
         ),
         data={
             "chunks": list(CHUNKS),

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from everystop.claims.lab import (
-    KV_CACHE_BYTES,
     LabError,
     Trial,
     Watcher,
@@ -20,7 +19,7 @@ from everystop.claims.lab import (
     in_turns,
     simulate,
 )
-from everystop.claims.machine_limits import MachineLimits, ModelWork, measure_limits, model_work
+from everystop.claims.model_work import ModelWork, model_work
 from everystop.config import Config
 from everystop.core.errors import RecordError
 from everystop.observe.comparison import Run
@@ -29,12 +28,13 @@ from everystop.sim.workloads import make_workload
 from everystop.trial.bench import Bench, describe_machine
 from everystop.trial.http_client import Target
 from everystop.trial.http_load import LoadError
+from everystop.trial.machine_limits import MachineLimits, measure_limits
 from everystop.trial.on_engine import check_workload
 from everystop.trial.recorded import Played, joined, play
 from everystop.trial.repeats import warm_up_workload
 from everystop.trial.server_process import SERVE, ServerFailed, ServerProcess, command_line, without_settings
 
-MAX_RUN_S = 300.0  # the longest takes some twenty seconds
+MAX_RUN_S = 900.0  # the longest takes some twenty seconds on two cores, and minutes by PyTorch on them
 DEATH_S = 2.0  # what a dying server gets to be gone after it has let go of its clients
 MIN_WARM_UP_JOBS, MAX_WARM_UP_JOBS = 16, 64
 TENANT_HEADER = "x-tenant"
@@ -43,28 +43,42 @@ ALL_WAIT: Mapping[str, Any] = {  # nobody is refused
     "max_num_queued_tokens": 1_000_000_000,
 }
 SERVED = "by `everystop serve` over HTTP"
+SAME_TEXTS = "the same texts in all runs"
+SAME_LENGTHS = "as long in all runs, though texts may differ without --deterministic"
+LOOK_BYTES = 1 << 30  # the KV cache of the engine that is only looked at
 SHOWN = {"skip_special_tokens": False}  # a token without text would make no event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is known of the model without a server: how many token ids it has, what a step asks of the machine, with how
-    many threads, and in words.
+    """What is known of the model without a server: how many token ids it has, how many bytes of the KV cache a token
+    takes and how many of its blocks nobody gets, whether it promises outputs that do not depend on the batch, what a
+    step asks of the machine, and in words.
     """
 
     num_valid_tokens: int
-    num_threads: int
+    kv_token_bytes: int
+    num_spare_blocks: int
+    is_invariant: bool
     work: ModelWork
     described: Mapping[str, Any]
+
+    def kv_bytes(self, num_tokens: int, block_size: int) -> int:
+        """Memory of a KV cache that holds so many tokens, for the flag `kv_cache_memory`."""
+        return (-(-num_tokens // block_size) + self.num_spare_blocks) * block_size * self.kv_token_bytes
 
 
 def model_facts(config: Config) -> ModelFacts:
     """Loads the model to look at it; raises what is wrong with flags and files."""
-    bench = Bench(config)
+    bench = Bench(replace(config, kv_cache_memory=LOOK_BYTES))
     try:
+        capacity = bench.capacity
+        block_bytes = capacity.num_bytes // capacity.num_blocks
         return ModelFacts(
             num_valid_tokens=bench.num_valid_tokens,
-            num_threads=bench.num_threads,
+            kv_token_bytes=block_bytes // capacity.block_size,
+            num_spare_blocks=LOOK_BYTES // block_bytes - capacity.num_blocks,
+            is_invariant=bench.is_invariant,
             work=model_work(bench.spec, bench.num_step_bytes),
             described=bench.describe(),
         )
@@ -104,7 +118,7 @@ class ServerLab:
     ) -> None:
         self.num_repeats = num_repeats
         self.client_cpu_s = 0.0
-        self._base = replace(base, port=0, kv_cache_memory=KV_CACHE_BYTES, **ALL_WAIT)
+        self._base = replace(base, port=0, **ALL_WAIT)
         self._watcher = watcher
         self._command = command
         self._facts = facts or model_facts(self._base)
@@ -121,19 +135,19 @@ class ServerLab:
             self._watcher.begin("reading what the servers recorded")
             whole = {name: run for stand in _each(stands) for name, run in _joined(stand)}
         runs = {name: [whole[each.name] for each in played] for name, played in found.items()}
-        check_outputs(trials, runs)
+        check_outputs(trials, runs, same_texts=self._facts.is_invariant)
         return runs
 
     def simulate(self, trial: Trial, cost: StepCost, num_blocks: int | None = None) -> Run:
         """As `Lab.simulate`."""
         self._watcher.begin("in virtual time")
-        return simulate(trial, cost, num_blocks)
+        return simulate(trial, cost, num_blocks, self._base)
 
     def limits(self) -> MachineLimits:
         """Measured once, in this process, while no server stands."""
         if self._limits is None:
             self._watcher.begin("the machine's limits")
-            self._limits = measure_limits(self._facts.num_threads)
+            self._limits = measure_limits(self._base)
         return self._limits
 
     def work(self) -> ModelWork:
@@ -141,8 +155,9 @@ class ServerLab:
         return self._facts.work
 
     def describe(self) -> dict[str, Any]:
-        """Model, machine, and how it was asked."""
-        return {**self._facts.described, **describe_machine(), "served": SERVED}
+        """Model, machine, how it was asked, and what was the same in the answers."""
+        outputs = SAME_TEXTS if self._facts.is_invariant else SAME_LENGTHS
+        return {**self._facts.described, **describe_machine(), "served": SERVED, "outputs": outputs}
 
     def _stands(self, trials: Mapping[str, Trial], folder: Path) -> dict[str, _Stand]:
         """For each trial the server of its configuration, not yet started; equal ones share it."""
@@ -151,6 +166,7 @@ class ServerLab:
 
     def _stand(self, trial: Trial, folder: Path, stands: dict[Config, _Stand]) -> _Stand:
         config = trial.config(self._base)
+        config = replace(config, kv_cache_memory=self._facts.kv_bytes(trial.kv_tokens, config.block_size))
         if any(job.tenant for job in trial.workload.jobs):
             config = replace(config, tenants=str(_tenants_file(folder)))
         if config not in stands:

@@ -8,7 +8,7 @@ from typing import Any
 from everystop.claims.claim import Claim
 from everystop.claims.findings import Condition, Findings, Source, counted, exact, in_words, measured
 from everystop.claims.lab import NUM_SLOTS, Lab, Trial
-from everystop.claims.machine_limits import MachineLimits, ModelWork
+from everystop.claims.model_work import ModelWork
 from everystop.claims.plots import frame, two_panels
 from everystop.claims.steps import decode_steps, execute_s, history_of, steps_of, useful_share
 from everystop.observe.comparison import Run
@@ -16,9 +16,10 @@ from everystop.observe.formulas import static_occupancy
 from everystop.observe.report.drawing import SMALL
 from everystop.observe.report.grammar import LOOKS, Theme, Use
 from everystop.observe.report.sheets import Entry, Sheet
-from everystop.observe.report.words import percent
 from everystop.observe.slot_use import slots_by_step
 from everystop.sim.workloads import Dice, Job, Workload
+from everystop.trial.machine_limits import MachineLimits
+from everystop.words import percent
 
 SHORT, LONG = 20, 1000
 LENGTHS = (*(SHORT,) * (NUM_SLOTS - 1), LONG)
@@ -59,8 +60,7 @@ def measure(lab: Lab) -> Findings:
         f"{bandwidth.text()} of the bytes a second that the machine can read, and {operations.text()} of the "
         "operations a second that it can do.",
         how=f"{NUM_SLOTS - 1} requests of {SHORT} tokens and one of {LONG:,} at once on {NUM_SLOTS} slots, under "
-        f"`static`. The limits: {limits.operations_per_s / 1e9:,.0f} int8 GOP/s in registers and "
-        f"{limits.bytes_per_s / 1e9:.1f} GB/s read from memory, each the best of several tries with all threads.",
+        f"`static`. The limits: {limits.describe()}.",
         conditions=(
             Condition(figure=lone, at_least=LONE_STEPS[0], at_most=LONE_STEPS[1]),
             Condition(figure=found, at_least=said.value - 0.001, at_most=said.value + 0.001),

@@ -58,7 +58,7 @@ def _add_gpu(benches: Any) -> None:
     gpu.add_argument(
         "--minutes", metavar="N", type=float, default=7.5, help="what does not fit is left out and named (default: 7.5)"
     )
-    gpu.add_argument("--json", metavar="FILE", type=Path, help="write the figures to a file as well")
+    gpu.add_argument("--json", metavar="FILE", type=Path, help="write the figures to a file as well, part by part")
     gpu.set_defaults(run=run_gpu)
 
 
@@ -72,14 +72,15 @@ def run_gpu(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--minutes is {arguments.minutes}; it must be above 0")
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(f"everystop bench gpu needs PyTorch, which is not installed; {INSTALL}")
-    from everystop.trial.gpu.run import run, table, write
+    from everystop.trial.gpu.run import run, table
 
     results = run(
-        arguments.device, 60 * arguments.minutes, lambda text: print(f"  {text}", file=sys.stderr, flush=True)
+        arguments.device,
+        60 * arguments.minutes,
+        lambda text: print(f"  {text}", file=sys.stderr, flush=True),
+        path=arguments.json,
     )
     print(table(results))
-    if arguments.json is not None:
-        write(results, arguments.json)
     return 0
 
 

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from everystop.backend import choose_backend, settled
+from everystop.cli import settings
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from everystop.claims.lab import Lab
     from everystop.claims.results import Result
 
+ENGINE = ("device", "dtype", "cuda_graphs", "deterministic", "threads")
+"""The settings of `serve` that may be chosen; all others are the claims' own."""
 DEFAULT_REPEATS = 5
 MAX_REPEATS = 100
 
@@ -34,10 +38,12 @@ def add_parser(commands: Any) -> None:
         help="measure what is claimed for continuous batching, with a verdict for each claim",
         description="Measure the claims that are made for continuous batching, and write claims.md: a figure, a "
         "picture and a verdict for each. Claims that are not measured keep what an earlier run found.",
+        epilog=settings.SIMULATED_EPILOG,
+        formatter_class=settings.HelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", metavar="MODEL", nargs="?", default="smollm2", help="as for serve (default: smollm2)")
+    add("model", metavar="MODEL", nargs="?", help="as for serve (default: smollm2)")
     add("--only", metavar="N", nargs="+", type=int, help="measure these claims alone")
     add(
         "--repeats",
@@ -48,8 +54,12 @@ def add_parser(commands: Any) -> None:
         "undecided; with 1 there are no intervals",
     )
     add("--out", metavar="DIR", type=Path, help="folder to write to (default: docs in a clone, else ./claims)")
-    add("--threads", metavar="N", type=int, help="as for serve")
     add("--draw", action="store_true", help="measure nothing; draw pictures and page again from claims.json")
+    settings.add_config_option(parser)
+    engine = parser.add_argument_group("what computes")
+    for field in settings.flag_fields():
+        if field.name in ENGINE:
+            settings.add_option(engine, field)
     parser.set_defaults(run=run)
 
 
@@ -105,7 +115,7 @@ def measure(arguments: argparse.Namespace, chosen: Sequence[Claim], book: Book, 
     from everystop.trial.interrupts import ended_in_order, noted_interrupts
 
     load_average = os.getloadavg()[0]  # of others: nothing runs here yet
-    lab = ServerLab(Config(model=arguments.model, threads=arguments.threads), arguments.repeats, watcher)
+    lab = ServerLab(make_config(arguments), arguments.repeats, watcher)
     try:
         with ended_in_order(), noted_interrupts() as watcher.check:
             settings = {**lab.describe(), "command": shlex.join(["everystop", *arguments.words])}
@@ -120,6 +130,13 @@ def measure(arguments: argparse.Namespace, chosen: Sequence[Claim], book: Book, 
         return 130
     watcher.say(f"written to {book.folder / 'claims.md'}")
     return 0
+
+
+def make_config(arguments: argparse.Namespace) -> Config:
+    """The model, what computes, and what depends on that; raises ConfigError, also for what has no effect there."""
+    given = settings.given_values(arguments)
+    config = Config(**{name: value for name, value in given.items() if name in ("model", *ENGINE)})
+    return settled(config, choose_backend(config))
 
 
 def measure_one(claim: Claim, lab: Lab, settings: dict[str, Any]) -> Result:

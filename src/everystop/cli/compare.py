@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from everystop.backend import choose_backend
 from everystop.cli import settings, simulate
 from everystop.cli.compare_progress import progress_bars
 from everystop.cli.compare_requests import add_requests, read_requests
@@ -103,9 +104,23 @@ def run(arguments: argparse.Namespace) -> int:
     written = write(comparison, arguments.out)  # first: whoever reads the words may leave
     print(describe_comparison(comparison))
     print(f"\nwritten to {arguments.out}: {', '.join(written)}", file=sys.stderr)
+    same = comparison.equality().holds
+    if not same and arguments.url is None:
+        say_if_not_promised(make_configs(arguments, max_num_seqs))
     if not comparison.is_complete:
         return 130
-    return 0 if comparison.equality().holds and not comparison.num_errors else 1
+    return 0 if same and not comparison.num_errors else 1
+
+
+def say_if_not_promised(configs: Mapping[str, Config]) -> None:
+    """Outputs differ: on some devices they may, unless they are asked not to."""
+    backend = choose_backend(next(iter(configs.values())))
+    if not backend.is_deterministic:
+        print(
+            f"with --device {backend.device} a request's tokens may depend on who else is in its batch; "
+            "--deterministic makes outputs equal",
+            file=sys.stderr,
+        )
 
 
 def refuse_engine_options(arguments: argparse.Namespace) -> None:
@@ -221,7 +236,7 @@ def method(arguments: argparse.Namespace, workload: Workload, seed: int | None) 
         "slo_ttft_ms": arguments.slo_ttft_ms,
         "slo_itl_ms": arguments.slo_itl_ms,
         "workload_seed": arguments.workload_seed,
-        "order": "policies in turns within each repeat, after a warm-up",
+        "order": "policies in turns within each repeat, backwards in every second one, after a warm-up",
     }
 
 

@@ -185,8 +185,12 @@ def make_setup(config: Config, cost: StepCost, *, num_blocks: int | None = None,
 
     `num_blocks` None means as many as hold 524,288 tokens. Raises ConfigError.
     """
+    from everystop.backend import CPU, CUDA, Backend, settled
     from everystop.scheduling import policy_settings, scheduler_limits
+    from everystop.sim.roofline import Roofline
     from everystop.sim.simulator import Setup
+
+    config = settled(config, Backend(CUDA if isinstance(cost, Roofline) else CPU, config.dtype, is_deterministic=True))
 
     if num_blocks is None:
         num_blocks = NUM_CACHE_TOKENS // config.block_size

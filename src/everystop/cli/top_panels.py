@@ -28,7 +28,8 @@ from everystop.cli.top_view import (
 )
 from everystop.core.durations import NS_PER_S
 from everystop.observe.block_map import EVICTABLE, FREE, PRIVATE, SHARED
-from everystop.observe.wording import ANOTHER, counted, duration, number_name
+from everystop.observe.wording import ANOTHER, counted, number_name
+from everystop.words import duration
 
 MARKS = {  # (character, colour); the character alone tells them apart
     PREFILL: ("▓", "#E69F00"),

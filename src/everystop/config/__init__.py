@@ -148,6 +148,17 @@ class Config:
         parse=int,
         least=1,
     )
+    max_prefill_per_decode: int | None = setting(
+        None,
+        "--max-prefill-per-decode",
+        "where at least as many requests decode as could be computed beside them and have no token yet, prompts take "
+        "at most so many tokens in a step for each that decodes, and 64 at least; 0: as many as the other limits leave "
+        "(default: 5, and 0 with device cuda)",
+        group=SCHEDULER,
+        parse=int,
+        least=0,
+        most=65536,
+    )
     target_itl_ms: float | None = setting(
         None,
         "--target-itl-ms",

@@ -7,7 +7,22 @@ from __future__ import annotations
 from everystop.core.step_time import StepFeatures, StepTimeModel, num_pairs
 
 MIN_PREFILL_TOKENS = 16
+MIN_BESIDE_DECODERS = 64
 MARGIN_DEVIATIONS = 2
+
+
+def prefill_beside(num_decoders: int, num_others: int, per_decode: int | None) -> int | None:
+    """Most prompt tokens of a step in which so many decode, while so many others could be computed that have no token
+    yet; None where there is no such limit.
+
+    A step lasts as long for all, so a chunk is a gap for each decoder, and a token sooner for each of the others. Where
+    the decoders are as many or more, the chunk may be as long as makes the step last some times what they take alone:
+    so many tokens for each of them, and 64 at least. Example, 5 for each: beside 16 decoders 80, beside 3 decoders 64,
+    and no limit beside 16 while 17 others have no token.
+    """
+    if not per_decode or not num_decoders or num_decoders < num_others:
+        return None
+    return max(MIN_BESIDE_DECODERS, per_decode * num_decoders)
 
 
 class TimeBudget:

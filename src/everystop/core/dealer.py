@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everystop.core.batch import Batch
-from everystop.core.budget import StepBudget, TimeBudget
+from everystop.core.budget import StepBudget, TimeBudget, prefill_beside
 from everystop.core.draft import Chunk, Draft
 from everystop.core.keep_order import KeepOrder
 from everystop.core.limits import Limits
@@ -36,9 +36,12 @@ class Dealer:
         num_left = limits.max_num_batched_tokens - len(decoders)
         num_left = max(min(num_left, 1), num_left - batch.num_padded)
         time = self._time_budget(decoders, view)
-        budget = StepBudget(
-            num_left, limits.max_num_prefill_tokens, self._kv.block_size, time, limits.max_num_scored_tokens
-        )
+        most = limits.max_num_prefill_tokens
+        if time is None:
+            num_others = len(prefilling) + min(view.num_waiting, len(batch.free_slots))
+            beside = prefill_beside(len(decoders), num_others, limits.max_prefill_per_decode)
+            most = most if beside is None else min(beside, beside if most is None else most)
+        budget = StepBudget(num_left, most, self._kv.block_size, time, limits.max_num_scored_tokens)
         return Draft(plan, view.now_ns, budget, decoders, guest), prefilling
 
     def _time_budget(self, decoders: list[Request], view: View) -> TimeBudget | None:

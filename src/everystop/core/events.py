@@ -136,7 +136,8 @@ class StepEvent(NamedTuple):
 class FinishEvent(NamedTuple):
     """The one terminal event of a request that was taken.
 
-    `detail` says what ended it: the id of a stop token, a stop string, the code of a failure, or `NO_TOKEN_LEFT`.
+    `step_id` is the step that brought the end, for an abort the last one planned. `detail` says what ended it: the id
+    of a stop token, a stop string, the code of a failure, or `NO_TOKEN_LEFT`.
     """
 
     now_ns: int

@@ -171,7 +171,7 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None:
             return False
-        self._finish(request, FinishReason.ABORT, "", now_ns)
+        self._finish(request, FinishReason.ABORT, "", now_ns, self._next_step_id - 1)
         return True
 
     def schedule(self, now_ns: int) -> StepPlan:
@@ -249,14 +249,14 @@ class Scheduler:
             if logits_from < num_tokens:
                 request.num_pending_samples -= 1
             if out == NO_TOKEN_LEFT:
-                self._finish(request, FinishReason.STOP, NO_TOKEN_LEFT, now_ns)
+                self._finish(request, FinishReason.STOP, NO_TOKEN_LEFT, now_ns, plan.step_id)
                 accepted.append(())
             elif isinstance(out, str):
                 self.batch.withdraw(request, outstanding)
-                self._finish(request, FinishReason.ERROR, out, now_ns)
+                self._finish(request, FinishReason.ERROR, out, now_ns, plan.step_id)
                 accepted.append(())
             else:
-                accepted.append(self._accept(request, out, num_tokens, result, now_ns))
+                accepted.append(self._accept(request, out, num_tokens, plan.step_id, result, now_ns))
         self.batch.release_deferred(outstanding)
         if self._pace is not None:
             is_overlapped = bool(self.batch.outstanding)
@@ -294,7 +294,13 @@ class Scheduler:
         )
 
     def _accept(
-        self, request: Request, tokens: tuple[int, ...], num_tokens: int, result: StepResult, now_ns: int
+        self,
+        request: Request,
+        tokens: tuple[int, ...],
+        num_tokens: int,
+        step_id: int,
+        result: StepResult,
+        now_ns: int,
     ) -> tuple[int, ...]:
         """Append a row's tokens up to the one that ends the request; returns those accepted."""
         reason: FinishReason | None = None
@@ -323,11 +329,13 @@ class Scheduler:
         if not tokens and request.is_prefilled:
             reason = FinishReason.LENGTH
         if reason is not None:
-            self._finish(request, reason, detail, now_ns)
+            self._finish(request, reason, detail, now_ns, step_id)
         return tokens[:num_accepted]
 
-    def _finish(self, request: Request, reason: FinishReason, detail: str | int, now_ns: int) -> None:
-        """The only way out: exactly one terminal event; slot, blocks, group and policy forget the request."""
+    def _finish(self, request: Request, reason: FinishReason, detail: str | int, now_ns: int, step_id: int) -> None:
+        """The only way out: exactly one terminal event, with the step that brought it, or the last one planned where
+        none did; slot, blocks, group and policy forget the request.
+        """
         slot = request.slot
         request.state = RequestState.FINISHED
         request.finish_reason = reason
@@ -336,7 +344,7 @@ class Scheduler:
         self.roster.leave(request, now_ns)
         if self.admission is not None and reason in (FinishReason.STOP, FinishReason.LENGTH) and request.max_tokens:
             self.admission.lengths.add(request.num_output_tokens)
-        self.roster.events.append(FinishEvent.of(request, now_ns, self._next_step_id - 1, slot, reason, detail))
+        self.roster.events.append(FinishEvent.of(request, now_ns, step_id, slot, reason, detail))
 
     def _alight(self, request: Request) -> None:
         """A running request that has ended leaves, or, under request-level batching, holds its slot."""

@@ -21,7 +21,7 @@ from everystop.assembly import (
     load_weights,
     num_threads,
 )
-from everystop.backend import choose_backend
+from everystop.backend import CUDA, choose_backend, settled
 from everystop.config import Config
 from everystop.core.plan import StepPlan, StepResult
 from everystop.engine.engine import Engine
@@ -93,10 +93,9 @@ class Bench:
         tokenizer = load_tokenizer(checkpoint, home)
         self.num_valid_tokens = min(tokenizer.num_ids, checkpoint.spec.vocab_size)
         self._eos_ids = tokenizer.eos_ids
-        self.num_threads = num_threads(config)
         loaded = load_weights(config, checkpoint, home)
         self.spec, self.num_step_bytes = loaded.spec, loaded.num_step_bytes
-        self._depth = choose_backend(config).depth
+        self._backend = choose_backend(config)
         self._runner, self.capacity = build_runner(config, loaded, self.num_valid_tokens)
         self._model = _describe_model(config, checkpoint, home) | {
             "dtype": loaded.dtype,
@@ -104,13 +103,18 @@ class Bench:
             "kernels": kernel_name(loaded),
         }
 
+    @property
+    def is_invariant(self) -> bool:
+        """Whether a request's tokens are promised not to depend on its batch."""
+        return self._backend.is_deterministic
+
     def engine(self, config: Config) -> Engine:
         """A new engine, not yet started, of a configuration that differs in the policy and its settings alone; the one
         before must have been stopped.
         """
         step_times = known_step_times(config, self.capacity, self._runner)
-        scheduler = build_scheduler(config, self.capacity, step_times=step_times)
-        return Engine(scheduler, LentRunner(self._runner), eos_token_ids=self._eos_ids, depth=self._depth)
+        scheduler = build_scheduler(settled(config, self._backend), self.capacity, step_times=step_times)
+        return Engine(scheduler, LentRunner(self._runner), eos_token_ids=self._eos_ids, depth=self._backend.depth)
 
     def describe(self) -> dict[str, Any]:
         """Model, kernels and machine, as plain data."""
@@ -118,7 +122,7 @@ class Bench:
             **self._model,
             "version": __version__,
             "commit": commit(),
-            "num_threads": self.num_threads,
+            "num_threads": None if self._backend.device == CUDA else num_threads(self.config),
             "num_kv_blocks": self.capacity.num_blocks,
             "max_model_len": self.capacity.max_model_len,
         }

@@ -47,6 +47,11 @@ def warm_up_workload(workload: Workload, num_jobs: int) -> Workload:
     return Workload(workload.name, len(jobs), jobs)
 
 
+def in_turn(names: Sequence[str], repeat: int) -> list[str]:
+    """The order of a repeat: as given, and backwards in each second one, so that coming first is no advantage."""
+    return list(names) if repeat % 2 == 0 else list(reversed(names))
+
+
 def compare(
     workload: Workload,
     policies: Sequence[str],
@@ -57,7 +62,7 @@ def compare(
     num_warm_up_jobs: int,
     settings: Mapping[str, Any],
 ) -> Comparison:
-    """Warm up, then A B A B …; on Ctrl-C the runs that are whole, or KeyboardInterrupt again if there is none.
+    """Warm up, then A B B A A B …; on Ctrl-C the runs that are whole, or KeyboardInterrupt again if there is none.
 
     Raises WarmUpFailed.
     """
@@ -72,7 +77,7 @@ def compare(
             watcher.begin(policies[-1], None)
             _check_answered(play(warm_up_workload(workload, num_warm_up_jobs), policies[-1], 0, advance))
             for repeat in range(num_repeats):
-                for policy in policies:
+                for policy in in_turn(policies, repeat):
                     watcher.begin(policy, repeat)
                     runs.append(play(workload, policy, repeat, advance))
                     check()

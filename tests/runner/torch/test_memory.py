@@ -102,7 +102,7 @@ class Opened:
     """`_build_torch_runner` as on a GPU, with a device that stands in."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, config: Config, **memory: Any) -> None:
-        monkeypatch.setattr(assembly, "choose_backend", lambda _: Backend("cuda", "float32"))
+        monkeypatch.setattr(assembly, "choose_backend", lambda _: Backend("cuda", "float32", is_deterministic=False))
         model = make_model(peaks=(50 * MIB, 20 * MIB), **memory)
         runner, self.capacity = assembly.build_runner(config, model, 150)
         assert isinstance(runner, TorchRunner)

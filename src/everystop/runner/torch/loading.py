@@ -192,17 +192,17 @@ def assemble(spec: DecoderSpec, stored: dict[str, Stored]) -> DecoderWeights:
 
 def random_weights(spec: DecoderSpec, dtype: str, device: torch.device, seed: int = 0) -> DecoderWeights:
     """Weights of the sizes of `spec`, drawn on the device, where there are no files; activations keep a sensible
-    size.
+    size. They are drawn in float32, so that those of two dtypes are the same but for rounding.
     """
     generator = torch.Generator(device).manual_seed(seed)
     stored: dict[str, Stored] = {}
     for name, shape in _canonical_shapes(spec):
-        values = torch.empty(shape, dtype=DTYPES[dtype], device=device)
+        values = torch.empty(shape, dtype=torch.float32, device=device)
         if len(shape) == 2:
             values.normal_(0.0, shape[1] ** -0.5, generator=generator)
         else:
             values.fill_(0.0 if name.endswith("_bias") else 1.0)
-        stored[name] = _stored(name, values, dtype)
+        stored[name] = _stored(name, values.to(DTYPES[dtype]), dtype)
     return assemble(spec, stored)
 
 

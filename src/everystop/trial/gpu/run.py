@@ -23,10 +23,13 @@ from everystop.trial.gpu.step_times import BLOCK_SIZE, DecodeTime, measure_decod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How large everything is; `seconds` says about how long a part on a model takes."""
+    """How large everything is; `seconds` says about how long a part on a model takes. What matters most comes first,
+    for the last may be left out: the largest of `models`. Correctness is that of `checked`.
+    """
 
     dtype: str
     models: tuple[str, ...]
+    checked: str
     rows: tuple[int, ...]
     context: int
     prompts: tuple[int, int]
@@ -40,7 +43,8 @@ class Scale:
 
 GPU = Scale(
     dtype="bfloat16",
-    models=("1B", "8B"),
+    models=("8B", "1B"),
+    checked="1B",
     rows=(1, 8, 64, 256),
     context=1024,
     prompts=(8, 1024),
@@ -54,6 +58,7 @@ GPU = Scale(
 CPU = Scale(
     dtype="float32",
     models=("tiny",),
+    checked="tiny",
     rows=(1, 4),
     context=40,
     prompts=(2, 30),
@@ -66,23 +71,27 @@ CPU = Scale(
 )
 
 
-def run(device_name: str, limit_s: float, say: Say, *, num_threads: int = 1) -> dict[str, Any]:
-    """Measure all that fits into `limit_s`; what does not, or fails, is named among the notes."""
+def run(
+    device_name: str, limit_s: float, say: Say, *, num_threads: int = 1, path: Path | None = None
+) -> dict[str, Any]:
+    """Measure all that fits into `limit_s`; what does not, or fails, is named among the notes. With `path`, what there
+    is so far stands there as JSON after each part.
+    """
     scale = GPU if device_name == "cuda" else CPU
     device = open_device(device_name, scale.dtype, num_threads)
     kernels, invariant = (choose_kernels(device, deterministic=d) for d in (False, True))
-    budget = Budget(limit_s, say)
+    budget = Budget(limit_s, say, lambda: None if path is None else write(budget.results, path))
+    budget.results["notes"] = budget.notes
     budget.results["device"] = {"name": device.name, "torch": torch.__version__, "kernels": kernels.name}
     limits = budget.run("limits", scale.seconds / 5, lambda: _limits(device, scale))
     budget.run(
         "correctness",
         scale.seconds,
-        lambda: check(scale.models[0], device, kernels, invariant, graphs=scale.graphs),
+        lambda: check(scale.checked, device, kernels, invariant, graphs=scale.graphs),
     )
     if limits is not None:
         for name in scale.models:
             _measure_model(name, scale, device, kernels, invariant, limits, budget)
-    budget.results["notes"] = budget.notes
     return budget.results
 
 
@@ -210,5 +219,6 @@ def write(results: dict[str, Any], path: Path) -> None:
     plain = {
         name: result if result is None or isinstance(result, Sequence) else _plain(result)
         for name, result in results.items()
+        if not isinstance(result, _Quiet)
     }
     path.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")

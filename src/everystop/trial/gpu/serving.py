@@ -100,6 +100,7 @@ def serve_by_transformers(spec: DecoderSpec, jobs: Sequence[Job], device: str) -
     import torch
     import transformers
 
+    torch.cuda.empty_cache()  # it looks for free memory for its cache; nothing where there is no GPU
     untyped: Any = transformers  # whose types differ from release to release
     config = untyped.LlamaConfig(
         hidden_size=spec.hidden_size,
