@@ -6,6 +6,7 @@ A width of None stands for lines as long as they need to be.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from math import sqrt
 from typing import Any
 
@@ -212,8 +213,9 @@ def steps(view: LiveView, width: int | None, most: int) -> list[Line]:
     for row in reversed(range(num_rows)):
         line = _gutter(words[num_rows - 1 - row], width)
         rule = "┄" if row == budget_row else " "
-        for kind, mark in (column[row] for column in picture):
-            line.add(mark or rule, MARKS[kind][1] if mark else "dim")
+        for kind, run in groupby((column[row] for column in picture), key=lambda cell: cell[0] if cell[1] else IDLE):
+            text = "".join(mark or rule for _, mark in run)
+            line.add(text, MARKS[kind][1] if kind else "dim")
         lines.append(line)
     took = [columns[i].longest_ns if i in columns else None for i in range(num_columns)]
     said = f"step {time_of(view.last_busy.took_ns)}, longest {time_of(longest)}" if view.last_busy else "no step yet"
