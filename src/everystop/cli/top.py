@@ -12,7 +12,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from everystop.cli import settings
@@ -53,13 +53,15 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from everystop.cli.remote import Remote
+    from everystop.trial.interrupts import noted_interrupts
 
     remote = Remote(arguments.url, arguments.api_key, arguments.ca_file)
     console = Console(highlight=False)
     if arguments.once or not console.is_terminal or console.is_dumb_terminal:
         return _print_once(remote, console)
     try:
-        return _watch(remote, console)
+        with noted_interrupts() as check:
+            return _watch(remote, console, check)
     except KeyboardInterrupt:
         return 0
 
@@ -105,7 +107,7 @@ class _Feed(threading.Thread):
             self.messages.put(error)
 
 
-def _watch(remote: Remote, console: Console) -> int:
+def _watch(remote: Remote, console: Console, check: Callable[[], None]) -> int:
     from everystop.cli.top_view import LiveView
 
     view, feed = LiveView(), _Feed(remote)
@@ -114,14 +116,16 @@ def _watch(remote: Remote, console: Console) -> int:
     if isinstance(first, EverystopError):
         raise first
     view.take(first)
-    end = _show(view, feed, remote.url, console)
+    end = _show(view, feed, remote.url, console, check)
     if end:
         console.print(f"{remote.url}: {end}")
     return 0
 
 
-def _show(view: LiveView, feed: _Feed, url: str, console: Console) -> str:
-    """Redraw while messages come; returns why the server ended it, "" for the user's own wish."""
+def _show(view: LiveView, feed: _Feed, url: str, console: Console, check: Callable[[], None]) -> str:
+    """Redraw while messages come; returns why the server ended it, "" for the user's own wish. `check` raises a Ctrl-C
+    that was lost where it came.
+    """
     from everystop.cli.top_screen import LiveScreen
     from everystop.cli.top_terminal import Terminal
 
@@ -132,6 +136,7 @@ def _show(view: LiveView, feed: _Feed, url: str, console: Console) -> str:
                 next_s = time.monotonic() + REDRAW_S
                 terminal.show(screen.lines(*terminal.size))
             message = _next(feed)
+            check()
             if any(key in QUIT for key in keys()):
                 return ""
             if isinstance(message, EverystopError):
