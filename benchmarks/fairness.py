@@ -44,7 +44,7 @@ from benchmarks.straggler import spread
 from benchmarks.trial import RealStage, Stage, Tenancy, Trial
 from everystop.observe.distribution import percentile
 from everystop.sim.workloads import Dice, Kind, Workload, burst, in_order_of_time, poisson
-from everystop.trial.http_load import Run
+from everystop.trial.http_load import LoadRun
 
 OPTIONS = ("--max-num-seqs", "16")
 FAIR, LIMITED, FIRST_COME, ALONE = "fair", "limited", "continuous", "alone"
@@ -137,7 +137,7 @@ def run_quiet(study: Study, policy: str, seed: int) -> Row:
     return figures(trial.run, study.seconds, stop_s) | {"scenario": "quiet", "policy": policy, "seed": seed}
 
 
-def figures(run: Run, seconds: float, stop_s: float | None = None) -> Row:
+def figures(run: LoadRun, seconds: float, stop_s: float | None = None) -> Row:
     """Service within `seconds` by tenant, TTFT of what was sent until then, and what was refused or failed."""
     service = served(run, seconds)
     ttft = {name: ttft_ms(run, name, seconds, stop_s or seconds) for name in run.groups}
@@ -155,7 +155,7 @@ def figures(run: Run, seconds: float, stop_s: float | None = None) -> Row:
     }
 
 
-def ttft_ms(run: Run, group: str, until_s: float, stop_s: float) -> list[float]:
+def ttft_ms(run: LoadRun, group: str, until_s: float, stop_s: float) -> list[float]:
     """From sending to the first token, of a group's requests sent until then; to the end where there was none."""
     return [
         ((record.event_s[0] if record.event_s else stop_s) - record.sent_s) * 1e3
@@ -164,7 +164,7 @@ def ttft_ms(run: Run, group: str, until_s: float, stop_s: float) -> list[float]:
     ]
 
 
-def num_without_token(run: Run, group: str, until_s: float) -> int:
+def num_without_token(run: LoadRun, group: str, until_s: float) -> int:
     """How many of a group's requests sent until then had no token when the run ended."""
     return sum(r.group == group and r.is_cut and not r.event_s and r.sent_s <= until_s for r in run.records)
 

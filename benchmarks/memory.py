@@ -41,7 +41,7 @@ from everystop.runner.simulated import FILLER_TOKEN, SimulatedRunner
 from everystop.sim.cost import CostModel
 from everystop.sim.workloads import Dice, Job, Workload
 from everystop.trial.http_client import Target
-from everystop.trial.http_load import Run, run_load
+from everystop.trial.http_load import LoadRun, run_load
 
 NS_PER_S = 10**9
 MAX_TOKENS = 1500
@@ -400,14 +400,14 @@ def serve(model: str, workload: Workload, setting: RealSetting, options: Sequenc
     return {**asdict(setting), **real_figures(run, counted, after["kv_cache_blocks"], poller.most)}
 
 
-def check(run: Run) -> None:
+def check(run: LoadRun) -> None:
     """Raise SystemExit unless every request ended well and where it should."""
     for record in run.records:
         if record.error or not record.is_exact or record.finish_reason != "stop":
             raise SystemExit(f"job {record.job} failed: {record.error or record.usage} {record.finish_reason}")
 
 
-def real_figures(run: Run, counted: dict[str, float], num_blocks: float, peak_usage: float) -> dict[str, Any]:
+def real_figures(run: LoadRun, counted: dict[str, float], num_blocks: float, peak_usage: float) -> dict[str, Any]:
     """The figures that are compared."""
     everyone = run.summary()
     computed = counted["iteration_tokens_sum"]

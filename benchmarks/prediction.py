@@ -33,7 +33,7 @@ from everystop.sim.replay_report import replay_figures
 from everystop.sim.run import calibrate
 from everystop.sim.workloads import Dice, Job, Kind, Workload, in_order_of_time, poisson
 from everystop.trial.http_client import Target
-from everystop.trial.http_load import Run, run_load
+from everystop.trial.http_load import LoadRun, run_load
 
 CLIENTS = (8, 1, 32, 2, 64, 4, 16) * 2
 PROMPTS, LONG_PROMPTS, OUTPUTS = (16, 600), (600, 1600), (8, 300)
@@ -71,7 +71,7 @@ def record_mixture(model: str, options: Sequence[str], path: Path, seconds: floa
             server.wait_idle(60)
 
 
-def record_chats(model: str, options: Sequence[str], path: Path, workload: Workload) -> Run:
+def record_chats(model: str, options: Sequence[str], path: Path, workload: Workload) -> LoadRun:
     """The run that is predicted; returns what its clients saw."""
     with LocalServer(model, [*options, "--record", str(path)]) as server:
         run = run_load(workload, Target(url=server.url))
@@ -80,7 +80,7 @@ def record_chats(model: str, options: Sequence[str], path: Path, workload: Workl
     return run
 
 
-def check(run: Run) -> None:
+def check(run: LoadRun) -> None:
     """Raise SystemExit if a request failed."""
     for record in run.records:
         if record.error is not None:
@@ -109,13 +109,13 @@ def _errors(model: CostModel, steps: Sequence[TimedStep]) -> Row:
     }
 
 
-def client_figures(run: Run) -> Row:
+def client_figures(run: LoadRun) -> Row:
     """The same durations as the clients saw them."""
     figures = run.summary()
     return {name: {percent: figures[name][percent] for percent in PERCENTS} for name in NAMES}
 
 
-def compare(fitted: Path, held_out: Path, run: Run, cost: Path) -> Row:
+def compare(fitted: Path, held_out: Path, run: LoadRun, cost: Path) -> Row:
     """Fit, replay both records, and predict the second one; `cost` is where the step times go."""
     model = calibrate(fitted, held_out)
     model.write(cost)

@@ -12,12 +12,12 @@ from itertools import combinations
 from benchmarks.trial import Stage, read_options
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, StepEvent
 from everystop.sim.workloads import Dice, Kind, burst, in_order_of_time
-from everystop.trial.http_load import Run
+from everystop.trial.http_load import LoadRun
 
 LEAST_BURST, BURST_TIMES = 128, 3
 
 
-def served(run: Run, until_s: float) -> dict[str, int]:
+def served(run: LoadRun, until_s: float) -> dict[str, int]:
     """Weighted tokens that each group's clients had got by then; a prompt counts with the first token of its answer."""
     total = dict.fromkeys(run.groups, 0)
     for record in run.records:

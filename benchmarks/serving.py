@@ -23,8 +23,8 @@ from typing import Any
 from benchmarks.loadgen import report
 from benchmarks.local_server import LocalServer, difference
 from everystop.sim.workloads import DEFAULT_SEED, make_workload
-from everystop.trial.http_client import Record, Target
-from everystop.trial.http_load import Run, run_load
+from everystop.trial.http_client import ClientRecord, Target
+from everystop.trial.http_load import LoadRun, run_load
 
 WORKLOADS = ("single", "uniform", "prefill", "chat", "shared", "calm", "stall")
 BUDGETS = (64, 128, 256, 512)
@@ -38,7 +38,7 @@ QUESTION = (
 )
 
 
-def measure(server: LocalServer, name: str, seed: int) -> tuple[Run, dict[str, Any]]:
+def measure(server: LocalServer, name: str, seed: int) -> tuple[LoadRun, dict[str, Any]]:
     """One run of a workload; returns it with its figures. A prompt was computed or came from the prefix cache."""
     load = os.getloadavg()[0]
     before, cpu_s = server.wait_idle(), server.cpu_s()
@@ -69,7 +69,7 @@ def measure(server: LocalServer, name: str, seed: int) -> tuple[Run, dict[str, A
     }
 
 
-def latencies(run: Run) -> dict[str, float]:
+def latencies(run: LoadRun) -> dict[str, float]:
     """TTFT, ITL and E2E in milliseconds: of the chats where strangers intrude, else of everyone."""
     figures = run.summary("chat" if "chat" in run.groups else None)
     return {
@@ -79,7 +79,7 @@ def latencies(run: Run) -> dict[str, float]:
     }
 
 
-def most_at_once(records: Iterable[Record]) -> int:
+def most_at_once(records: Iterable[ClientRecord]) -> int:
     """Largest number of requests whose answers were under way at one moment."""
     changes: list[tuple[float, int]] = []
     for record in records:

@@ -25,7 +25,7 @@ from benchmarks.local_server import LocalServer, difference
 from everystop.observe.distribution import percentile
 from everystop.sim.workloads import Dice, Job, Workload, make_workload
 from everystop.trial.http_client import Target
-from everystop.trial.http_load import Run, run_load
+from everystop.trial.http_load import LoadRun, run_load
 
 POLICIES = ("continuous", "static", "static-padded")
 OPTIONS = ("--max-num-seqs", "16")
@@ -56,14 +56,14 @@ def measure(model: str, policy: str, options: Sequence[str]) -> dict[str, Any]:
     return figures(run, counted) | {"policy": policy, "load_average": load}
 
 
-def check(run: Run) -> None:
+def check(run: LoadRun) -> None:
     """Raise SystemExit unless every request ended well and complete."""
     for record in run.records:
         if record.error or not record.is_exact:
             raise SystemExit(f"job {record.job} failed: {record.error or record.usage}")
 
 
-def figures(run: Run, counted: dict[str, float]) -> dict[str, Any]:
+def figures(run: LoadRun, counted: dict[str, float]) -> dict[str, Any]:
     """The figures that are compared."""
     short, long, everyone = run.summary("short"), run.summary("long"), run.summary()
     return {
@@ -98,7 +98,7 @@ def sweep(model: str, options: Sequence[str], repeats: int) -> dict[str, Any]:
     return {"step_ms": step_ms, "fixed_ms": fixed_ms, "per_row_ms": per_row_ms}
 
 
-def step_gap_ms(run: Run) -> float:
+def step_gap_ms(run: LoadRun) -> float:
     """Median gap between two tokens while all requests decode."""
     start_s = max(record.event_s[0] for record in run.records)
     end_s = min(record.event_s[-1] for record in run.records)

@@ -27,7 +27,7 @@ from benchmarks.straggler import spread
 from everystop.observe.distribution import percentile
 from everystop.sim.workloads import DEFAULT_SEED, Workload, make_workload
 from everystop.trial.http_client import Target
-from everystop.trial.http_load import Run, run_load
+from everystop.trial.http_load import LoadRun, run_load
 
 OPTIONS = ("--max-num-seqs", "32")
 BUDGETS = (32, 64, 96, 128, 192, 256, 512)
@@ -60,7 +60,7 @@ def measure(model: str, options: Sequence[str], name: str, seed: int, skip_s: fl
     return figures(run, counted, skip_s) | {"workload": name, "seed": seed, "load_average": load}
 
 
-def figures(run: Run, counted: dict[str, float], skip_s: float = 0.0) -> Row:
+def figures(run: LoadRun, counted: dict[str, float], skip_s: float = 0.0) -> Row:
     """The figures that are compared; raises SystemExit if a request failed."""
     for record in run.records:
         if record.error is not None or not record.is_exact:
@@ -83,7 +83,7 @@ def figures(run: Run, counted: dict[str, float], skip_s: float = 0.0) -> Row:
     }
 
 
-def itl_ms(run: Run, group: str, skip_s: float = 0.0) -> list[float]:
+def itl_ms(run: LoadRun, group: str, skip_s: float = 0.0) -> list[float]:
     """Gaps between tokens of a group's answers, without those that begin in the first `skip_s` of the run."""
     pairs = (pair for r in run.records if r.group == group for pair in itertools.pairwise(r.event_s))
     return [(b - a) * 1e3 for a, b in pairs if a >= skip_s]

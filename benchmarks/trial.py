@@ -21,7 +21,7 @@ from everystop.sim.record import Record
 from everystop.sim.replay import recorded_events
 from everystop.sim.workloads import Dice, Kind, Workload, burst, in_order_of_time
 from everystop.trial.http_client import Target
-from everystop.trial.http_load import Run, run_load
+from everystop.trial.http_load import LoadRun, run_load
 
 HEADER = "x-tenant"
 WARM_UP = Kind(prompt=(20, 40), output=(8, 16))
@@ -31,7 +31,7 @@ WARM_UP = Kind(prompt=(20, 40), output=(8, 16))
 class Trial:
     """What a run was. `events` are the scheduler's, with the names of tenants, and empty unless asked for."""
 
-    run: Run
+    run: LoadRun
     num_kv_tokens: int
     events: list[Event] = field(default_factory=list)
 

@@ -23,8 +23,8 @@ from everystop.runner.simulated import SimulatedRunner
 from everystop.sim.clock import Clock
 from everystop.sim.cost import StepCost
 from everystop.sim.workloads import Job, Workload
-from everystop.trial.http_client import Record, Usage
-from everystop.trial.http_load import Run
+from everystop.trial.http_client import ClientRecord, Usage
+from everystop.trial.http_load import LoadRun
 
 NS_PER_S = 10**9
 
@@ -77,7 +77,7 @@ class _Clients:
         if any(job.at_s is None for job in workload.jobs):
             raise SystemExit(f"{workload.name} has jobs without a time; in virtual time every job needs one")
         self.events: list[Event] = []
-        self.run = Run(workload.name, 0, [])
+        self.run = LoadRun(workload.name, 0, [])
         self._coming = deque(workload.jobs)
         self._clock = Clock()
         self._delay_ns = delay_ns
@@ -100,7 +100,7 @@ class _Clients:
 
     def _send(self, scheduler: Scheduler, job: Job) -> None:
         request_id = len(self.run.records)
-        record = Record(request_id, job.group, len(job.prompt), job.max_tokens, sent_s=job.at_s or 0.0)
+        record = ClientRecord(request_id, job.group, len(job.prompt), job.max_tokens, sent_s=job.at_s or 0.0)
         self.run.records.append(record)
         request = Request(
             request_id,

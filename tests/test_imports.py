@@ -21,6 +21,7 @@ MODULES = {
 NATIVE = "everystop._native"
 ERRORS = "everystop.core.errors"
 DURATIONS = "everystop.core.durations"
+WORDS = "everystop.words"
 TENANTS = "everystop.tenants"
 KEYS = "everystop.keys"
 SERVER_URL = "everystop.server_url"
@@ -47,6 +48,7 @@ ALLOWED = {
     "everystop.origin": set(),
     "everystop.keys": {ERRORS},
     "everystop.server_url": {ERRORS},
+    "everystop.words": {DURATIONS},
     # Looks at all that a server needs, so it knows of each part that has needs of its own.
     "everystop.checkup": {
         "everystop.backend",
@@ -70,6 +72,7 @@ ALLOWED = {
         "everystop.observe.slot_use",
         DURATIONS,
         ERRORS,
+        WORDS,
     },
     "everystop.observe.history": {
         "everystop.core.events",
@@ -87,7 +90,7 @@ ALLOWED = {
     },
     "everystop.observe.comparison": {DURATIONS, "everystop.observe.history", "everystop.observe.history_data"},
     "everystop.observe.slot_use": {"everystop.core.events", "everystop.observe"},
-    "everystop.observe.report": {"everystop.core.events", "everystop.observe", ERRORS},
+    "everystop.observe.report": {"everystop.core.events", "everystop.observe", ERRORS, WORDS},
     # A record is of calls, so the recorder sees what they carry; it hears them and holds no scheduler.
     "everystop.observe.recorder": {
         "everystop.observe.record_file",
@@ -181,6 +184,7 @@ ALLOWED = {
         "everystop.runner.calibration",
         "everystop.runner.simulated",
         PROTOCOL,
+        WORDS,
     },
     # A record says again what was counted of a run.
     "everystop.sim.recount": {
@@ -262,6 +266,7 @@ ALLOWED = {
         "everystop.trial",
         DURATIONS,
         ERRORS,
+        WORDS,
     },
     "everystop.trial.traced": {"everystop.sim.traces", "everystop.sim.workloads", DURATIONS},
     "everystop.cli": {
@@ -282,6 +287,7 @@ ALLOWED = {
         DURATIONS,
         KEYS,
         SERVER_URL,
+        WORDS,
     },
 }
 

@@ -2,7 +2,8 @@
 
 Standard library only: it runs before anything is installed. `../everystop` starts it when `.venv/everystop-ready` is
 missing, was made for another folder, or is older than what it was made from. Each step records the hash of what it
-was made from in `.venv/everystop-state.json`, so an interrupted set-up goes on where it stopped.
+was made from in `.venv/everystop-state.json`, so an interrupted set-up goes on where it stopped. For `test` it also
+makes `.venv/clients`, a further environment with the clients that the tests drive.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 READY = VENV / "everystop-ready"
 STATE = VENV / "everystop-state.json"
+CLIENTS = VENV / "clients"
+CLIENTS_PYTHON = CLIENTS / "bin" / "python"
 LOG = VENV / "everystop-setup.log"
+IN_VENV = ("build", "runtime", "dev")
 UNHASHED = {"torch": "torch==2.13.0", "triton": "triton==3.9.0"}
 
 NO_NETWORK = re.compile(
@@ -101,6 +105,8 @@ def bring_up_to_date(*, testing: bool) -> None:
     """Run the steps whose inputs changed; on return `READY` is as old as the moment at which they were read."""
     started_ns = time.time_ns()
     state = read_state()
+    if not CLIENTS_PYTHON.exists():  # removed by hand, to have its space back
+        state.pop("clients", None)
     wanted = inputs(testing=testing)
     if usable(state) and "unfinished" not in state and state.items() >= wanted.items():
         mark_ready(started_ns)
@@ -117,6 +123,8 @@ def bring_up_to_date(*, testing: bool) -> None:
             install_unhashed(state, name)
     if state.get("native") != wanted["native"]:
         build_native(state, wanted["native"])
+    if "clients" in wanted and state.get("clients") != wanted["clients"]:
+        install_clients(state, wanted["clients"])
     # Explicitly, because PYTHONDONTWRITEBYTECODE may be set, and would make every start compile the sources.
     subprocess.run([PYTHON, "-m", "compileall", "-q", ROOT / "src"], stdout=subprocess.DEVNULL, check=False)
     mark_ready(started_ns)
@@ -124,8 +132,8 @@ def bring_up_to_date(*, testing: bool) -> None:
 
 
 def inputs(*, testing: bool) -> dict[str, str]:
-    """What `.venv` should be made from: for each part a hash of its inputs, in the order of installation."""
-    names = ["build", "runtime", *(["dev"] if testing else [])]
+    """What `.venv` should be made from: for each part a hash of its inputs."""
+    names = ["build", "runtime", *(["dev", "clients"] if testing else [])]
     wanted = {name: digest([lock_file(name)]) for name in names}
     wanted["native"] = digest(native_sources(), extra=wanted["build"])
     return wanted | (UNHASHED if testing else {})
@@ -179,35 +187,56 @@ def base_python() -> str:
 
 
 def lock_file(name: str) -> Path:
-    """The lock file of one set of packages: build, runtime or dev."""
+    """The lock file of one set of packages: build, runtime, dev or clients."""
     return ROOT / "requirements" / f"{name}.lock"
 
 
 def install_packages(state: dict[str, str], wanted: dict[str, str]) -> None:
     """Install the sets whose lock changed, and once more, from scratch, those whose installation was interrupted."""
     unfinished = [name for name in state.get("unfinished", "").split(",") if lock_file(name).exists()]
-    stale = [name for name in wanted if lock_file(name).exists() and state.get(name) != wanted[name]]
+    stale = [name for name in IN_VENV if name in wanted and state.get(name) != wanted[name]]
     names = list(dict.fromkeys(unfinished + stale))
     if not names:
         return
     say(f"installing {' and '.join(f'{name}.lock' for name in names)}")
     write_state(state | {"unfinished": ",".join(names)})
-    options = ["--require-hashes", *(["--force-reinstall"] if unfinished else [])]
-    for name in names:
-        options += ["--requirement", str(lock_file(name))]
-    if not install_with_uv(options):
-        pip("install", *options)
+    install_locked(PYTHON, names, "--compile", *(["--force-reinstall"] if unfinished else []))
     state |= {name: digest([lock_file(name)]) for name in names}
     state.pop("unfinished", None)
     write_state(state)
 
 
-def install_with_uv(options: list[str]) -> bool:
+def install_clients(state: dict[str, str], source: str) -> None:
+    """Make `.venv/clients` from its lock, always from nothing, so that an interruption leaves nothing to repair.
+
+    Not compiled: of the thousands of modules the tests import some, and these are compiled as they are imported.
+    """
+    say("installing clients.lock, the clients that the tests drive, in an environment of their own")
+    state.pop("clients", None)
+    write_state(state)
+    try:
+        run([base_python(), "-m", "venv", "--clear", "--without-pip", str(CLIENTS)])
+    except CommandFailed as failure:
+        raise SetupError(f"cannot make {CLIENTS}: {failure.reason()}") from failure
+    install_locked(CLIENTS_PYTHON, ["clients"], "--no-compile")
+    state["clients"] = source
+    write_state(state)
+
+
+def install_locked(python: Path, names: list[str], *options: str) -> None:
+    """Install sets of packages for that interpreter: with uv where it is and can, else with pip."""
+    requirements = [word for name in names for word in ("--requirement", str(lock_file(name)))]
+    options = ("--require-hashes", *options, *requirements)
+    if not install_with_uv(python, options):
+        pip("install", *options, python=python)
+
+
+def install_with_uv(python: Path, options: Iterable[str]) -> bool:
     """Install with uv where it is; False where it is not, or could not."""
     uv = shutil.which("uv")
     if not uv:
         return False
-    command = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(PYTHON), *options]
+    command = [uv, "pip", "install", "--quiet", "--python", str(python), *options]
     try:
         run(command, uv_environment())
     except CommandFailed as failure:
@@ -243,11 +272,12 @@ def install_unhashed(state: dict[str, str], name: str) -> None:
     write_state(state)
 
 
-def pip(*arguments: str) -> None:
-    """Run `.venv`'s pip; its configuration (index, certificates, constraints) is the user's own."""
+def pip(*arguments: str, python: Path = PYTHON) -> None:
+    """Run `.venv`'s pip for an interpreter; its configuration (index, certificates, constraints) is the user's own."""
     environment = os.environ | {"PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
     environment.pop("PYTHONPATH", None)
-    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", *arguments]
+    elsewhere = [] if python == PYTHON else ["--python", str(python)]
+    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", *elsewhere, *arguments]
     try:
         run(command, environment)
     except CommandFailed as failure:
@@ -257,7 +287,7 @@ def pip(*arguments: str) -> None:
                 f"(what pip said: {LOG})"
             ) from failure
         print(*failure.telling_lines(), sep="\n", file=sys.stderr)
-        raise SetupError(f"`{shlex.join(command[1:5])} …` failed; its whole output is in {LOG}") from failure
+        raise SetupError(f"`pip {arguments[0]} …` failed; its whole output is in {LOG}") from failure
 
 
 # --- the native module ---------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from everystop.observe.report.pictures import twin_slot_chart
 from everystop.observe.report.sheets import drawing_style
 from everystop.observe.report.shown import shown_runs
 from everystop.observe.report.use_picture import wasted_share
-from everystop.observe.report.words import in_time, listed, percent
+from everystop.words import in_time, listed, percent
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 ROW_PX = 15.0

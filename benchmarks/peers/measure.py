@@ -17,7 +17,7 @@ from benchmarks.peers.process import ServerProcess, busy_s, free_port
 from benchmarks.peers.records import Record
 from benchmarks.straggler import equal_answers, step_gap_ms
 from everystop.trial.http_client import Target
-from everystop.trial.http_load import Run, run_load
+from everystop.trial.http_load import LoadRun, run_load
 
 WARM_UP_TOKENS, WARM_UP_CLIENTS, WARM_UP_SEED = 8, 8, 1
 MAX_RUN_S = 900.0
@@ -136,7 +136,7 @@ def measure(server: ServerProcess, launch: Launch, task: Task) -> dict[str, Any]
     return figures
 
 
-def figures_of(run: Run) -> dict[str, Any]:
+def figures_of(run: LoadRun) -> dict[str, Any]:
     """What clients saw, flat."""
     summary = run.summary()
     kept = ("requests", "errors", "exact_usage", "wall_s", "prompt_tokens", "output_tokens", "output_tok_s")

@@ -320,7 +320,7 @@ def check_ac_23_over_http(num_requests: int) -> None:
         gc.collect()
         before = rss_bytes()
         send(num_requests)
-        wait_until(lambda: server.engine.is_idle)
+        wait_until(lambda: server.engine._is_at_rest)
         gc.collect()
         grown = rss_bytes() - before
         assert grown < num_requests / 10_000 * (1 << 20), f"{grown:,} bytes more after {num_requests:,} requests"

@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[2]
 def test_ac_15_an_idle_server_is_idle_and_wakes_at_once(idle_s: float) -> None:
     with parrot() as server:
         server.complete("a")
-        wait_until(lambda: server.engine.is_idle)
+        wait_until(lambda: server.engine._is_at_rest)
         gc.collect()
         num_steps = server.scheduler._next_step_id
         used_s = least(lambda: idle_cpu_s(idle_s), enough=0.02 * idle_s, tries=3)
@@ -54,7 +54,7 @@ def test_ac_15_an_idle_server_is_idle_and_wakes_at_once(idle_s: float) -> None:
         watch_sleep(server, slept)
 
         def wake() -> float:
-            wait_until(lambda: server.engine.is_idle)
+            wait_until(lambda: server.engine._is_at_rest)
             before = server.scheduler._next_step_id
             began_s = time.monotonic()
             server.complete("a", max_tokens=1)

@@ -25,8 +25,8 @@ from benchmarks.virtual import VirtualStage
 from everystop.sim.cost import CostModel
 from everystop.sim.workloads import Kind
 from everystop.tenants import read_tenants
-from everystop.trial.http_client import Record
-from everystop.trial.http_load import Run
+from everystop.trial.http_client import ClientRecord
+from everystop.trial.http_load import LoadRun
 
 WEIGHTS = {"a": 1.0, "b": 3.0}
 
@@ -116,12 +116,12 @@ def test_the_quiet_tenant_sends_the_same_alone_and_the_flood_ten_times_as_much()
 
 def test_a_request_without_a_token_counts_with_the_time_it_has_waited() -> None:
     records = [
-        Record(0, "q", 1, 1, sent_s=1.0, event_s=[1.5]),
-        Record(1, "q", 1, 1, sent_s=4.0, is_cut=True),
-        Record(2, "q", 1, 1, sent_s=6.5, is_cut=True),  # sent after the time that counts
-        Record(3, "q", 1, 1, sent_s=2.0, error="HTTP 429"),
+        ClientRecord(0, "q", 1, 1, sent_s=1.0, event_s=[1.5]),
+        ClientRecord(1, "q", 1, 1, sent_s=4.0, is_cut=True),
+        ClientRecord(2, "q", 1, 1, sent_s=6.5, is_cut=True),  # sent after the time that counts
+        ClientRecord(3, "q", 1, 1, sent_s=2.0, error="HTTP 429"),
     ]
-    assert ttft_ms(Run("w", 0, records), "q", until_s=6.0, stop_s=8.0) == [500.0, 4000.0]
+    assert ttft_ms(LoadRun("w", 0, records), "q", until_s=6.0, stop_s=8.0) == [500.0, 4000.0]
 
 
 def test_the_server_is_told_of_the_tenants_as_a_file(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from benchmarks.prediction import (
 from everystop.core.step_time import StepFeatures
 from everystop.sim.cost import CostModel
 from everystop.sim.fit import TimedStep
-from everystop.trial.http_client import Record
-from everystop.trial.http_load import Run
+from everystop.trial.http_client import ClientRecord
+from everystop.trial.http_load import LoadRun
 
 
 def timed(num_tokens: int, prefill_pairs: int, execute_ns: int) -> TimedStep:
@@ -76,4 +76,4 @@ def test_tables_and_checks_say_what_was_found() -> None:
 
 def test_a_failed_request_ends_the_measurement() -> None:
     with pytest.raises(SystemExit, match="job 0: gone"):
-        check(Run("w", 1, [Record(0, "all", 1, 1, error="gone")]))
+        check(LoadRun("w", 1, [ClientRecord(0, "all", 1, 1, error="gone")]))

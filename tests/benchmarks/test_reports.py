@@ -9,8 +9,8 @@ import pytest
 from benchmarks.local_server import difference, read_counters
 
 from benchmarks import serving, straggler
-from everystop.trial.http_client import Record
-from everystop.trial.http_load import Run
+from everystop.trial.http_client import ClientRecord
+from everystop.trial.http_load import LoadRun
 
 METRICS = """\
 # HELP everystop_steps_total Steps executed
@@ -71,14 +71,14 @@ def test_a_straight_line_is_found() -> None:
 
 
 def test_the_gap_of_a_step_is_taken_while_all_decode() -> None:
-    early = Record(0, "all", 1, 5, event_s=[0.0, 0.1, 0.2, 0.3, 0.4])
-    late = Record(1, "all", 1, 5, event_s=[0.2, 0.3, 0.4, 9.0])
-    assert straggler.step_gap_ms(Run("w", 2, [early, late])) == pytest.approx(100.0)
+    early = ClientRecord(0, "all", 1, 5, event_s=[0.0, 0.1, 0.2, 0.3, 0.4])
+    late = ClientRecord(1, "all", 1, 5, event_s=[0.2, 0.3, 0.4, 9.0])
+    assert straggler.step_gap_ms(LoadRun("w", 2, [early, late])) == pytest.approx(100.0)
 
 
 def test_a_failed_request_ends_the_comparison() -> None:
     with pytest.raises(SystemExit, match="job 0 failed: gone"):
-        straggler.check(Run("w", 1, [Record(0, "all", 1, 1, error="gone")]))
+        straggler.check(LoadRun("w", 1, [ClientRecord(0, "all", 1, 1, error="gone")]))
 
 
 def test_equal_answers_start_differently() -> None:
@@ -88,10 +88,10 @@ def test_equal_answers_start_differently() -> None:
 
 def test_most_at_once_counts_overlapping_answers() -> None:
     spans = [(0.0, 2.0), (1.0, 3.0), (1.5, 1.7), (2.5, 4.0)]
-    records = [Record(i, "all", 1, 2, event_s=[start, end]) for i, (start, end) in enumerate(spans)]
+    records = [ClientRecord(i, "all", 1, 2, event_s=[start, end]) for i, (start, end) in enumerate(spans)]
     for order in itertools.permutations(records):
         assert serving.most_at_once(order) == 3
-    assert serving.most_at_once([Record(0, "all", 1, 1)]) == 0
+    assert serving.most_at_once([ClientRecord(0, "all", 1, 1)]) == 0
 
 
 @pytest.mark.parametrize(("computed", "cached", "good"), [(6144, 160, True), (6145, 160, False), (6144, 159, False)])

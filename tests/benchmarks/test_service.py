@@ -16,8 +16,8 @@ from everystop.core.request import FinishReason
 from everystop.core.rows import Row
 from everystop.sim.cost import CostModel
 from everystop.sim.workloads import Dice, Kind, burst, in_order_of_time, make_workload, poisson
-from everystop.trial.http_client import Record, Usage
-from everystop.trial.http_load import Run
+from everystop.trial.http_client import ClientRecord, Usage
+from everystop.trial.http_load import LoadRun
 
 KIND = Kind(prompt=(20, 60), output=(40, 80))
 COST = CostModel(step_ns=5e6, token_ns=2e5)
@@ -53,10 +53,10 @@ def queues(num: int = 4) -> list[Event]:
 
 
 def test_service_counts_prompts_once_and_answers_twice_up_to_a_time() -> None:
-    whole = Record(0, "a", 10, 3, sent_s=0.0, end_s=3.0, event_s=[1.0, 3.0], usage=Usage(10, 3))
-    cut = Record(1, "a", 20, 9, sent_s=0.0, event_s=[2.0, 4.0], is_cut=True)
-    silent = Record(2, "b", 30, 9, sent_s=0.0, is_cut=True)
-    run = Run("w", 0, [whole, cut, silent])
+    whole = ClientRecord(0, "a", 10, 3, sent_s=0.0, end_s=3.0, event_s=[1.0, 3.0], usage=Usage(10, 3))
+    cut = ClientRecord(1, "a", 20, 9, sent_s=0.0, event_s=[2.0, 4.0], is_cut=True)
+    silent = ClientRecord(2, "b", 30, 9, sent_s=0.0, is_cut=True)
+    run = LoadRun("w", 0, [whole, cut, silent])
     assert served(run, 3.0) == {"a": 10 + 2 * 3 + 20 + 2 * 1, "b": 0}
     assert served(run, 1.5) == {"a": 10 + 2 * 1, "b": 0}
     assert served(run, 0.5) == {"a": 0, "b": 0}

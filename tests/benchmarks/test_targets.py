@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from benchmarks.targets import best_budget, figures, out_of_reach_check, table, verdicts
 
-from everystop.trial.http_client import Record, Usage
-from everystop.trial.http_load import Run
+from everystop.trial.http_client import ClientRecord, Usage
+from everystop.trial.http_load import LoadRun
 
 COUNTED = {
     "computed_prompt_tokens": 100.0,
@@ -85,13 +85,13 @@ def test_a_target_out_of_reach_must_be_told_of() -> None:
 
 
 def test_figures_are_of_the_chats_and_of_the_long_prompts() -> None:
-    chat = Record(0, "chat", 4, 3, sent_s=0.0, end_s=2.0, event_s=[1.0, 1.5, 2.0], usage=Usage(4, 3))
-    long = Record(1, "intruder", 9, 1, sent_s=1.0, end_s=3.0, event_s=[3.0], usage=Usage(9, 1))
-    found = figures(Run("stall", 1, [chat, long]), COUNTED)
+    chat = ClientRecord(0, "chat", 4, 3, sent_s=0.0, end_s=2.0, event_s=[1.0, 1.5, 2.0], usage=Usage(4, 3))
+    long = ClientRecord(1, "intruder", 9, 1, sent_s=1.0, end_s=3.0, event_s=[3.0], usage=Usage(9, 1))
+    found = figures(LoadRun("stall", 1, [chat, long]), COUNTED)
     assert (found["itl_p50_ms"], found["long_ttft_ms"], found["computed_tok_s"]) == (500.0, [2000.0], 50.0)
     assert (found["step_ms"], found["tokens_per_step"], found["over_share"]) == (100.0, 15.0, 0.4)
     with pytest.raises(SystemExit, match="job 0 failed: gone"):
-        figures(Run("stall", 1, [Record(0, "chat", 4, 3, error="gone")]), COUNTED)
+        figures(LoadRun("stall", 1, [ClientRecord(0, "chat", 4, 3, error="gone")]), COUNTED)
 
 
 def test_the_table_has_a_line_for_each_setting() -> None:

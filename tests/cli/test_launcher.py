@@ -81,9 +81,9 @@ class Clone:
         return self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
 
     def kinds(self) -> list[str]:
-        """What was asked of uv and pip, in short: venv, packages, torch, triton, native."""
-        kind = {"venv": " venv ", "packages": "--require-hashes", "torch": "torch==", "triton": "triton=="}
-        kind["native"] = "--editable"
+        """What was asked of uv and pip, in short: venv, clients, packages, torch, triton, native."""
+        kind = {"venv": " venv ", "clients": "/clients.lock", "packages": "--require-hashes"}
+        kind |= {"torch": "torch==", "triton": "triton==", "native": "--editable"}
         return [next(name for name, mark in kind.items() if mark in call) for call in self.calls()]
 
 
@@ -188,15 +188,55 @@ def test_touched_but_equal_source_rebuilds_nothing(clone: Clone) -> None:
     assert len(clone.calls()) == 3
 
 
-def test_tests_add_the_dev_lock_then_torch_and_triton_with_pip(clone: Clone) -> None:
+def test_tests_add_the_dev_lock_torch_and_triton_with_pip_and_the_clients(clone: Clone) -> None:
     clone.run("serve")
     result = clone.run("test", "-k", "x")
     assert result.stdout == f"ran -P {clone.folder}/tools/checks.py -k x\n"
-    assert clone.kinds()[3:] == ["packages", "torch", "triton"]
-    assert all(call.startswith("pip ") for call in clone.calls()[4:])
+    assert clone.kinds()[3:] == ["packages", "torch", "triton", "clients"]
+    assert all(call.startswith("pip ") for call in clone.calls()[4:6])
     assert "dev.lock" in clone.calls()[3]
+    assert "--require-hashes" in clone.calls()[6]
     clone.run("test")
-    assert len(clone.calls()) == 6
+    assert len(clone.calls()) == 7
+
+
+def clients_python(clone: Clone) -> Path:
+    return clone.folder / ".venv" / "clients" / "bin" / "python"
+
+
+def test_clients_are_installed_apart_from_the_tests_with_pip_too(clone: Clone) -> None:
+    clone.run("test")
+    assert f"--python {clients_python(clone)} " in clone.calls()[-1]
+    assert all("clients.lock" not in call and "clients/bin" not in call for call in clone.calls()[:-1])
+    lock = clone.folder / "requirements" / "clients.lock"
+    lock.write_text(lock.read_text() + "\n# changed\n")
+    clone.run("test", UV_FAILS="error: no")
+    assert clone.kinds()[-2:] == ["clients", "clients"]
+    assert f"--python {clients_python(clone)} install " in clone.calls()[-1]
+
+
+def test_clients_that_were_removed_or_half_installed_are_made_anew(clone: Clone) -> None:
+    clone.run("test")
+    shutil.rmtree(clients_python(clone).parents[1])
+    before = len(clone.calls())
+    clone.run("serve")
+    assert len(clone.calls()) == before
+    assert clone.run("test", INSTALL_DIES="1").returncode == -signal.SIGKILL
+    left_over = clients_python(clone).parents[1] / "left-over"
+    left_over.touch()
+    assert clone.run("test").returncode == 0
+    assert clone.kinds()[before:] == ["clients", "clients"]
+    assert clients_python(clone).exists()
+    assert not left_over.exists()
+
+
+def test_a_network_that_ends_before_the_clients_is_named(clone: Clone) -> None:
+    clone.run("test")
+    shutil.rmtree(clients_python(clone).parents[1])
+    refused = "NewConnectionError: Failed to establish a new connection: [Errno 111] Connection refused"
+    sentence = last_sentence(clone.run("test", UV_FAILS="error sending request", PIP_FAILS=refused))
+    assert "no package index can be reached" in sentence
+    assert clone.run("serve").stdout == "ran -P -m everystop serve\n"
 
 
 def test_moved_clone_gets_a_new_environment(clone: Clone, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_a_snapshot_shows_who_runs_and_who_waits(
     steps = threading.Semaphore(0)
     with parrot(max_num_seqs=2) as server:
         server.complete("ab")
-        wait_until(lambda: server.engine.is_idle)  # it has let go of that request, which takes a plan of its own
+        wait_until(lambda: server.engine._is_at_rest)  # it has let go of that request, which takes a plan of its own
         server.runner.before_step = lambda plan: steps.acquire(timeout=60) and None
         clients = [threading.Thread(target=server.complete, args=("abcdefgh",)) for _ in range(3)]
         try:

@@ -1,4 +1,4 @@
-"""The clients that are tried: what each is installed from, and how it is run."""
+"""The clients that are tried: where each is installed, and how it is run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,21 @@ class Site:
 
 @dataclass(frozen=True)
 class ClientKind:
-    """One client: packages as pip takes them, and the arguments behind its environment's `bin/`."""
+    """One client: its package, the lock file that pins it, and the arguments behind its environment's `bin/`.
+
+    `lock` is dev for what the tests' own environment holds and clients for `.venv/clients`; without one the client is
+    installed alone, and `package` names the version.
+    """
 
     name: str
-    packages: tuple[str, ...]
+    package: str
+    lock: str | None
     command: Callable[[Site], list[str]]
+
+    @property
+    def distribution(self) -> str:
+        """The package's name without a version."""
+        return self.package.partition("==")[0]
 
 
 def _script(name: str) -> Callable[[Site], list[str]]:
@@ -58,19 +69,19 @@ def _lm_eval(site: Site) -> list[str]:
     return [
         *("lm_eval", "--model", "local-completions", "--model_args", where + ",tokenizer_backend=huggingface"),
         *("--tasks", "capitals,capitals_choice", "--include_path", str(HERE / "lm_eval_tasks")),
-        *("--output_path", str(site.scratch)),
+        *("--output_path", str(site.scratch), "--log_samples"),
     ]
 
 
 CLIENTS = {
     kind.name: kind
     for kind in (
-        ClientKind("openai-python", ("openai==3.57.0",), _script("openai_python.py")),
-        ClientKind("huggingface_hub", ("huggingface-hub==2.4.0",), _script("hub.py")),
-        ClientKind("langchain-openai", ("langchain-openai==1.7.4",), _script("langchain_chat.py")),
-        ClientKind("litellm", ("litellm==1.110.2",), _script("litellm_client.py")),
-        ClientKind("lm-eval", ("lm-eval[api]==0.4.13", "transformers==5.24.0"), _lm_eval),
-        ClientKind("guidellm", ("guidellm==0.8.1",), _guidellm),
-        ClientKind("aiperf", ("aiperf==0.13.0",), _aiperf),
+        ClientKind("openai-python", "openai", "dev", _script("openai_python.py")),
+        ClientKind("huggingface_hub", "huggingface-hub", "dev", _script("hub.py")),
+        ClientKind("langchain-openai", "langchain-openai", "clients", _script("langchain_chat.py")),
+        ClientKind("litellm", "litellm", "clients", _script("litellm_client.py")),
+        ClientKind("lm-eval", "lm-eval", "clients", _lm_eval),
+        ClientKind("guidellm", "guidellm==0.8.1", None, _guidellm),
+        ClientKind("aiperf", "aiperf==0.13.0", None, _aiperf),
     )
 }

@@ -1,9 +1,9 @@
-"""Official clients against a running server: those that the tests' environment holds, and the others in their own."""
+"""Official clients against a running server: what they get is what it sent, and they send what was recorded."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +11,10 @@ import openai
 import pytest
 from tests.conformance.clients import CLIENTS, Site
 from tests.conformance.drive import hub, openai_python
-from tests.conformance.record import ENVIRONMENTS, environment, run, write_tokenizer
+from tests.conformance.environments import environment
+from tests.conformance.proxy import RecordingProxy
+from tests.conformance.record import kinds, recorded, sent, write_tokenizer
+from tests.conformance.trial import try_client
 from tests.server.parrot import MODEL, ParrotServer, parrot, wait_until
 from tests.server.test_model import ServerProcess
 
@@ -22,16 +25,35 @@ def server() -> Iterator[ParrotServer]:
         yield running
 
 
+CHATTING = [name for name, kind in CLIENTS.items() if kind.lock == "clients" and name != "lm-eval"]
+APART = [name for name, kind in CLIENTS.items() if kind.lock is None]
+
+
 def url_of(server: ParrotServer) -> str:
     return f"http://127.0.0.1:{server.port}"
 
 
-def test_the_openai_client_gets_through(server: ParrotServer) -> None:
-    openai_python.drive(url_of(server), MODEL)
+@pytest.mark.parametrize(
+    ("name", "drive"), [("openai-python", openai_python.drive), ("huggingface_hub", hub.drive)], ids=["openai", "hub"]
+)
+def test_a_client_of_the_tests_environment_gets_through(
+    name: str, drive: Callable[[str, str], None], server: ParrotServer
+) -> None:
+    """It sends what was recorded of the version that is installed."""
+    with RecordingProxy(url_of(server)) as proxy:
+        drive(proxy.url, MODEL)
+    assert kinds(sent(proxy.exchanges)).keys() == kinds(recorded(name)["requests"]).keys()
 
 
-def test_the_hub_client_gets_through(server: ParrotServer) -> None:
-    hub.drive(url_of(server), MODEL)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", CHATTING)
+def test_a_client_from_clients_lock_gets_through(name: str, server: ParrotServer, tmp_path: Path) -> None:
+    """Its own checks hold, and what it read is what the parrot said: the first bytes of the messages."""
+    kind = CLIENTS[name]
+    trial = try_client(kind, environment(kind), Site(url_of(server), MODEL, tmp_path, tmp_path))
+    assert trial.passed, trial.report()
+    assert trial.output.splitlines()[-1] == "Be brief"
+    assert kinds(sent(trial.exchanges)).keys() == kinds(recorded(name)["requests"]).keys()
 
 
 def test_the_openai_client_comes_back_after_429() -> None:
@@ -73,12 +95,11 @@ def test_errors_of_the_server_are_the_clients_exceptions() -> None:
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", CLIENTS)
-def test_a_real_client_gets_through(name: str, tmp_path: Path) -> None:
-    """In its own environment, made on first use; `python -m tests.conformance.record` shows what it sends."""
+@pytest.mark.parametrize("name", APART)
+def test_a_large_client_gets_through(name: str, tmp_path: Path) -> None:
+    """In an environment for it alone, made on first use."""
     kind = CLIENTS[name]
-    binaries = environment(kind, ENVIRONMENTS)
+    binaries = environment(kind)
     with ServerProcess() as served:
-        done = run(kind, binaries, Site(served.url, "smollm2", write_tokenizer(tmp_path), tmp_path / "out"))
-        assert served.metric("steps_total") > 0
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        trial = try_client(kind, binaries, Site(served.url, "smollm2", write_tokenizer(tmp_path), tmp_path / "out"))
+    assert trial.passed, trial.report()

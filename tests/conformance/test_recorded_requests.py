@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conformance.clients import CLIENTS
+from tests.conformance.clients import CLIENTS, ROOT, ClientKind
+from tests.conformance.environments import pinned
+from tests.conformance.record import REQUESTS as FOLDER
+from tests.conformance.record import recorded
 from tests.server.parrot import MODEL, ParrotServer, parrot, parse_events
+from tools.environment import lock_file
 
-FILES = sorted((Path(__file__).parent / "requests").glob("*.json"))
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 REQUESTS = [
-    pytest.param(request, id=f"{path.stem}-{i}")
-    for path in FILES
-    for i, request in enumerate(json.loads(path.read_text(encoding="utf-8"))["requests"])
+    pytest.param(request, id=f"{name}-{i}") for name in NAMES for i, request in enumerate(recorded(name)["requests"])
 ]
 
 
@@ -39,8 +42,28 @@ def for_the_parrot(body: Any) -> Any:
 
 
 def test_every_client_of_the_suite_is_recorded() -> None:
-    assert {path.stem for path in FILES} == {*CLIENTS, "vllm-bench-serve"}
-    assert all(json.loads(path.read_text(encoding="utf-8"))["requests"] for path in FILES)
+    assert {*NAMES} == {*CLIENTS, "vllm-bench-serve"}
+    assert all(recorded(name)["requests"] for name in NAMES)
+
+
+@pytest.mark.parametrize("kind", CLIENTS.values(), ids=CLIENTS)
+def test_the_version_that_is_recorded_is_the_one_that_is_installed_and_written_about(kind: ClientKind) -> None:
+    version = pinned(kind.distribution, kind.lock) if kind.lock else kind.package.partition("==")[2]
+    assert recorded(kind.name)["client"] == f"{kind.distribution} {version}"
+    page = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+    assert f"| {kind.distribution} {version}" in page.replace("_", "-")
+
+
+def test_the_lock_of_the_clients_is_that_of_their_group_and_leaves_out_what_is_large() -> None:
+    lock = lock_file("clients").read_text(encoding="utf-8")
+    group = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]["clients"]
+    for each in group:
+        name, _, version = each.partition("==")
+        assert pinned(name.partition("[")[0], "clients") == version
+    assert {kind.distribution for kind in CLIENTS.values() if kind.lock == "clients"} < {
+        each.partition("==")[0].partition("[")[0] for each in group
+    }
+    assert re.findall(r"^(?:torch|triton|nvidia-\S+|tensorflow|jax)==", lock, re.MULTILINE) == []
 
 
 @pytest.mark.parametrize("request_", REQUESTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from everystop.core.events import LedgerEvent
-from everystop.core.ledger import Ledger, Part
+from everystop.core.ledger import Ledger, StepPart
 from everystop.core.plan import StepResult
 
 
@@ -14,16 +14,16 @@ def result(native_ns: int = 0, gil_wait_ns: int = 0, native_cpu_ns: int = 0) -> 
 
 
 def test_parts_are_named_in_the_order_of_the_event() -> None:
-    assert tuple(f"{part.name.lower()}_ns" for part in Part) == LedgerEvent._fields[2:10]
+    assert tuple(f"{part.name.lower()}_ns" for part in StepPart) == LedgerEvent._fields[2:10]
 
 
 def test_each_part_gets_the_time_before_its_mark() -> None:
     ledger = Ledger(now_ns=100)
-    ledger.mark(Part.SCHEDULE, 103)
+    ledger.mark(StepPart.SCHEDULE, 103)
     ledger.executed(7, result(native_ns=50, gil_wait_ns=4, native_cpu_ns=49), 163)
-    ledger.mark(Part.DETOKENISE, 164)
-    ledger.mark(Part.UPDATE, 170)
-    ledger.mark(Part.DELIVER, 180)
+    ledger.mark(StepPart.DETOKENISE, 164)
+    ledger.mark(StepPart.UPDATE, 170)
+    ledger.mark(StepPart.DELIVER, 180)
     event = ledger.close(182)
     assert event == LedgerEvent(
         182,
@@ -52,7 +52,7 @@ def test_a_runner_that_says_nothing_was_native_all_the_time() -> None:
 def test_without_a_step_nothing_is_said_and_nothing_is_lost() -> None:
     """What was done for a policy that wants to wait, or for a plan without rows, is part of the next step."""
     ledger = Ledger()
-    ledger.mark(Part.SCHEDULE, 5)
+    ledger.mark(StepPart.SCHEDULE, 5)
     assert ledger.close(6) is None
     ledger.executed(None, result(native_ns=2), 9)
     assert ledger.close(9) is None
@@ -65,7 +65,7 @@ def test_without_a_step_nothing_is_said_and_nothing_is_lost() -> None:
 
 def test_sleep_is_nobodys_part() -> None:
     ledger = Ledger()
-    ledger.mark(Part.DELIVER, 4)
+    ledger.mark(StepPart.DELIVER, 4)
     ledger.resume(1_000)
     ledger.executed(0, result(), 1_010)
     event = ledger.close(1_010)
@@ -91,7 +91,7 @@ def test_any_marks_sum_to_the_time_awake() -> None:
                 event = ledger.close(now_ns)
                 told_ns += 0 if event is None else event.whole_ns
             case _:
-                ledger.mark(chance.choice(list(Part)), now_ns)
+                ledger.mark(chance.choice(list(StepPart)), now_ns)
         awake_ns += spent_ns
     ledger.executed(0, result(), now_ns)
     last = ledger.close(now_ns)

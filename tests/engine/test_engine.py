@@ -253,7 +253,7 @@ def test_idle_engine_sleeps_and_wakes() -> None:
     with running_engine(CountingRunner()) as client:
         client.submit()
         client.collect(1)
-        wait_until(lambda: client.engine.is_idle)
+        wait_until(lambda: client.engine._is_at_rest)
         request_id = client.submit()
         assert len(tokens_of(client.collect(1)[request_id])) == 5
 
@@ -281,10 +281,10 @@ def test_stop_between_two_turns_is_not_slept_through() -> None:
         assert not engine._thread.is_alive()
 
 
-def test_engine_that_waits_for_a_batch_to_fill_counts_as_idle() -> None:
+def test_engine_that_waits_for_a_batch_to_fill_sleeps() -> None:
     with running_engine(CountingRunner(), policy="static", batch_wait_ns=60_000_000_000) as client:
         client.submit()
-        wait_until(lambda: client.engine.is_idle and client.engine._scheduler.num_waiting == 1)
+        wait_until(lambda: client.engine._wake_at_ns > 0 and client.engine._scheduler.num_waiting == 1)
 
 
 @pytest.mark.parametrize(("skips", "num_tokens"), [(False, 4), (True, 6)])

@@ -21,7 +21,7 @@ def test_no_work_is_no_stall_and_new_work_begins_to_count_when_it_comes() -> Non
 
     with running_engine(CountingRunner(hold)) as client:
         engine = client.engine
-        wait_until(lambda: engine.is_idle)
+        wait_until(lambda: engine._is_at_rest)
         time.sleep(0.1)
         assert engine.stalled_ns(time.monotonic_ns()) == 0
         began_ns = time.monotonic_ns()
@@ -61,7 +61,7 @@ def test_each_step_is_progress() -> None:
 def test_waiting_for_a_time_that_the_policy_named_is_no_stall() -> None:
     with running_engine(CountingRunner(), policy="static", batch_wait_ns=60_000_000_000) as client:
         request_id = client.submit()
-        wait_until(lambda: client.engine.is_idle and client.engine._scheduler.num_waiting == 1)
+        wait_until(lambda: client.engine._wake_at_ns > 0 and client.engine._scheduler.num_waiting == 1)
         time.sleep(0.05)
         assert client.engine.stalled_ns(time.monotonic_ns()) == 0
         late_ns = client.engine.stalled_ns(time.monotonic_ns() + 61_000_000_000)

@@ -5,6 +5,7 @@ import random
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -231,9 +232,58 @@ def test_number_of_ids_excludes_padding_and_counts_gaps(tmp_path: Path) -> None:
     padded = sentencepiece_keys() | {"tokenizer.ggml.tokens": [*tokens, "[PAD1]", "[PAD2]"]}
     padded |= {"tokenizer.ggml.scores": [*scores, 0.0, 0.0], "tokenizer.ggml.token_type": [*types, 5, 5]}
     assert gguf_tokenizer(tmp_path, padded).num_ids == len(tokens)
-    gappy = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 9}, merges=[]))
-    gappy.decoder = decoders.ByteLevel()
-    assert Tokenizer(gappy, TokenizerSettings()).num_ids == 10
+
+
+@pytest.mark.parametrize(
+    ("ids", "added", "num_ids"),
+    [((0, 1, 2), 0, 3), ((0, 9), 0, 10), ((0, 1, 3, 9), 0, 10), ((0, 2, 9), 0, 10), ((0, 1), 2, 4), ((0, 7), 1, 8)],
+)
+def test_no_gap_hides_an_id(ids: tuple[int, ...], added: int, num_ids: int) -> None:
+    """Of the ids 0, 1, 3 and 9 the id 3 is there and 4 is not, as in a vocabulary of four tokens without a gap."""
+    inner = tokenizers.Tokenizer(models.BPE(vocab={chr(97 + i): token_id for i, token_id in enumerate(ids)}, merges=[]))
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([f"<{i}>" for i in range(added)])
+    ours = Tokenizer(inner, TokenizerSettings())
+    assert ours.num_ids == num_ids
+    every = "".join(map(chr, range(97, 97 + len(ids))))
+    assert max(ours.encode(every)) < num_ids
+
+
+def test_a_gap_hides_no_id_beyond_the_embedding(tmp_path: Path) -> None:
+    path = write_vocabulary(tmp_path / "m.gguf", byte_level_keys(), num_rows=8)
+    inner = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "c": 3, "d": 9}, merges=[]))
+    inner.decoder = decoders.ByteLevel()
+    inner.save(str(tmp_path / "tokenizer.json"))
+    checkpoint = SimpleNamespace(path=tmp_path, spec=inspect_model(path).spec)
+    with pytest.raises(ModelFileDamaged, match=r"tokenizer has 10 ids, but the embedding only 8 rows"):
+        load_tokenizer(checkpoint)  # type: ignore[arg-type]
+
+
+def test_equal_tokens_hide_no_id(tmp_path: Path) -> None:
+    tokens, scores, types = trained_sentencepiece()
+    num_tokens = len(tokens)
+    keys = sentencepiece_keys() | {
+        "tokenizer.ggml.tokens": [*tokens, "twice", "twice"],
+        "tokenizer.ggml.scores": [*scores, 0.0, 0.0],
+        "tokenizer.ggml.token_type": [*types, 1, 1],
+    }
+    for home in (None, Home(tmp_path / "home"), Home(tmp_path / "home")):
+        assert gguf_tokenizer(tmp_path, keys, home).num_ids == num_tokens + 2
+
+
+@pytest.mark.parametrize("wrong", ["before", "behind", "bos"])
+def test_no_id_beyond_the_vocabulary_is_put_around_texts(wrong: str) -> None:
+    """Every prompt would have it, and no row of the embedding does."""
+    inner = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    inner.decoder = decoders.ByteLevel()
+    settings = TokenizerSettings(source="some/tokenizer.json")
+    if wrong == "bos":
+        settings = replace(settings, bos_id=7, adds_bos=True)
+    else:
+        template = "<s> $A" if wrong == "before" else "$A <s>"
+        inner.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("<s>", 7)])
+    with pytest.raises(ModelFileDamaged, match=r"some/tokenizer\.json: the token id 7 .+ tokenizer has 2 ids"):
+        Tokenizer(inner, settings)
 
 
 def test_more_ids_than_rows_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everystop.observe.formulas import continuous_steps, static_occupancy, static_steps, step_ratio
+from everystop.observe.formulas import continuous_steps, static_occupancy, static_steps
 
 ONE_BATCH = [20] * 15 + [1000]
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=30)
@@ -22,7 +22,7 @@ def test_occupancy_over_several_batches_counts_each_batch_by_its_longest() -> No
 
 def test_continuous_steps_follow_the_slot_that_is_free_first() -> None:
     assert continuous_steps([5, 2, 2, 3], 2) == 7
-    assert step_ratio([5, 2, 2, 3], 2) == 8 / 7
+    assert static_steps([5, 2, 2, 3], 2) == 8
 
 
 @given(LENGTHS, st.integers(1, 8))
@@ -34,4 +34,4 @@ def test_no_schedule_is_shorter_than_the_work_or_the_longest_answer(lengths: lis
 @given(LENGTHS)
 def test_a_single_slot_is_always_at_work(lengths: list[int]) -> None:
     assert static_occupancy(lengths, 1) == 1
-    assert step_ratio(lengths, 1) == 1
+    assert static_steps(lengths, 1) == continuous_steps(lengths, 1)

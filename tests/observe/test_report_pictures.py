@@ -23,7 +23,7 @@ from everystop.observe.report.sheets import drawing_style
 from everystop.observe.report.shown import shown_runs
 from everystop.observe.report.slot_picture import lanes_of, slot_chart
 from everystop.observe.report.use_picture import slot_shares
-from everystop.observe.report.words import in_time, listed, percent, significant
+from everystop.words import in_time
 
 pytest.importorskip("matplotlib")
 MIN_TEXT = 12.0
@@ -226,15 +226,5 @@ def test_words_and_outlines_stand_out(theme: object) -> None:
     assert all(contrast(fill, "#FFFFFF") >= 4.5 for fill in hatched)
 
 
-def test_numbers_read_well() -> None:
-    assert [in_time(s) for s in (0.0, 12.345, 0.0123, 4.2e-6, float("nan"))] == [
-        "0 s",
-        "12.3 s",
-        "12.3 ms",
-        "4.20 µs",
-        "–",
-    ]
-    assert [significant(v) for v in (12345.6, 0.012345, 0)] == ["12,346", "0.0123", "0"]
-    assert [percent(v) for v in (0, 0.001, 0.456)] == ["0 %", "<1 %", "46 %"]
-    assert [listed(["a"]), listed(["a", "b", "c"])] == ["a", "a, b and c"]
+def test_steps_of_axes_are_round() -> None:
     assert [nice_step(47, 9), nice_step(0.82, 9), nice_step(0)] == [10, 0.1, 1]

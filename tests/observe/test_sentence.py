@@ -22,7 +22,8 @@ from everystop.observe.causes import LABELS, ORDER, Cause
 from everystop.observe.explain import Explanation, explain, tell
 from everystop.observe.history import Client, History
 from everystop.observe.sentence import PHRASES
-from everystop.observe.wording import duration, number_name
+from everystop.observe.wording import number_name
+from everystop.words import duration
 
 
 def test_a_full_batch_names_who_held_the_slot() -> None:
@@ -279,24 +280,6 @@ def test_reception_and_delivery_count_for_a_client() -> None:
         "122 ms for 10 output tokens: 70 ms turning tokens into text and delivering it, 20 ms receiving and tokenising "
         "its prompt of 8 tokens and 19 ms decoding 9 tokens (2.1 ms each)."
     )
-
-
-@pytest.mark.parametrize(
-    ("ns", "text"),
-    [
-        (0, "0 µs"),
-        (999_400, "999 µs"),
-        (999_600, "1.0 ms"),
-        (9_940_000, "9.9 ms"),
-        (9_960_000, "10 ms"),
-        (999_400_000, "999 ms"),
-        (999_600_000, "1.0 s"),
-        (119_900_000_000, "119.9 s"),
-        (125_400_000_000, "2 min 5 s"),
-    ],
-)
-def test_durations_are_short_and_never_round_into_the_next_unit(ns: int, text: str) -> None:
-    assert duration(ns) == text
 
 
 def test_a_sequence_of_the_same_answer_is_its_sibling_not_itself() -> None:

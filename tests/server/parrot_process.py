@@ -24,6 +24,7 @@ from everystop.core.policy import PolicySettings
 from everystop.observe.recorder import Recorder
 from everystop.server.crash_file import CrashFiles
 from everystop.server.logs import Log, install
+from everystop.server.tls import Certificate
 
 ROOT = Path(__file__).parents[2]
 END_S = 60.0
@@ -113,6 +114,8 @@ def main() -> int:
         options["recorder"] = Recorder(Path(options.pop("record")), "continuous", PolicySettings())
     if "crash_dir" in options:
         options["crash_files"] = CrashFiles(Path(options.pop("crash_dir")), 3, {"port": 0})
+    if "tls" in options:
+        options["tls"] = Certificate(*options.pop("tls"))
     step_s = options.pop("step_s", 0.005)
     gate = threading.Event()
     gate.set()

@@ -47,6 +47,9 @@ def read_answers(path: Path) -> dict[str, dict[str, Any]]:
         ('{"custom_id": "a", "url": "/v1/completions", "body": {}}\n' * 2, "line 2: custom_id 'a'"),
         ('{"custom_id": "\\ud800", "url": "/v1/completions", "body": {}}', "line 1: custom_id"),
         ("[" * 100_000, "line 1 is not JSON"),
+        ('{"custom_id": "a", "custom_id": "b", "url": "/v1/completions", "body": {}}', "line 1 .* a key twice"),
+        ('{"custom_id": "a", "url": "/v1/completions", "body": {"n": 1, "n": 2}}', "line 1 .* a key twice"),
+        ('{"custom_id": "a", "url": "/v1/completions", "body": {}, "bdy": 1}', "line 1 has 'bdy', which is unknown"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs_naming_the_line(tmp_path: Path, text: str, says: str) -> None:

@@ -11,7 +11,7 @@ from tests.server.parrot import parrot, wait_until
 
 from everystop.core.events import Event, LedgerEvent
 from everystop.observe.ledger import PARTS
-from everystop.server.delivery import Deliveries, Part
+from everystop.server.delivery import Deliveries, DeliveryPart
 
 
 class Clock:
@@ -39,9 +39,9 @@ def test_the_parts_of_a_delivery_sum_to_its_time() -> None:
         clock.now_s += 2
         deliveries.take_turn(reader)
         clock.now_s += 4
-        deliveries.mark(Part.DETOKENISE, reader)
+        deliveries.mark(DeliveryPart.DETOKENISE, reader)
         clock.now_s += 8
-        deliveries.mark(Part.ENCODE, reader)
+        deliveries.mark(DeliveryPart.ENCODE, reader)
         clock.now_s += 16
         deliveries.give_turn(reader)
     assert deliveries.seconds == {"detokenise": 8.0, "encode": 16.0, "write": 32.0, "other": 5.0}
@@ -68,13 +68,13 @@ def test_a_reader_that_waits_for_its_client_loses_the_turn() -> None:
     deliveries.handed_out(2, 2)
     deliveries.take_turn("slow")
     clock.now_s += 1
-    deliveries.mark(Part.ENCODE, "slow")
+    deliveries.mark(DeliveryPart.ENCODE, "slow")
     deliveries.take_turn("quick")
     clock.now_s += 2
     deliveries.give_turn("quick")
     clock.now_s += 50
     deliveries.give_turn("slow")
-    deliveries.mark(Part.ENCODE, "slow")
+    deliveries.mark(DeliveryPart.ENCODE, "slow")
     assert deliveries.seconds == {"detokenise": 0.0, "encode": 1.0, "write": 2.0, "other": 0.0}
 
 

@@ -70,7 +70,7 @@ def small() -> Iterator[ParrotServer]:
     """A server that has room for three connections."""
     with parrot() as server:
         wait_until(lambda: not server.service._http.server_state.connections)
-        server.service._http.config.max_connections = 3
+        server.service._http.config.room.max_num = 3
         yield server
 
 
@@ -103,7 +103,7 @@ def test_refused_ones_are_dropped_without_a_word_where_they_are_too_many(
     small: ParrotServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "LINGER_S", DEADLINE_S)  # else who has been told may be gone, and make room
-    small.service._http.config.max_refused = 2
+    small.service._http.config.room.max_refused = 2
     with (
         small.held(),
         small.held(),
@@ -126,7 +126,7 @@ def test_answers_that_nobody_takes_keep_no_places() -> None:
         server._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         http = server.service._http
         wait_until(lambda: not http.server_state.connections)
-        http.config.max_connections, http.config.max_refused = 3, 2
+        http.config.room.max_num, http.config.room.max_refused = 3, 2
         before = http.server_state.total_requests
 
         def has_answered(num: int) -> bool:

@@ -112,7 +112,7 @@ def test_a_stalled_step_ends_ready_first_and_live_later_and_all_comes_back(
 def test_an_idle_server_is_never_stuck() -> None:
     with parrot(stall_timeout=NEVER_S) as server:
         assert server.complete("a")[0] == 200
-        wait_until(lambda: server.engine.is_idle)
+        wait_until(lambda: server.engine._is_at_rest)
         server.service.state.stall_clock.timeout_s = 0.4
         time.sleep(0.6)
         assert states(server) == dict.fromkeys(("live", "ready", "health"), (200, "ok"))
@@ -122,7 +122,7 @@ def test_an_idle_server_is_never_stuck() -> None:
 def test_waiting_for_a_batch_to_fill_is_no_stall() -> None:
     policy = make_policy("static", PolicySettings(batch_wait_ns=60_000_000_000))
     with parrot(stall_timeout=NEVER_S, policy=policy) as server, server.held():
-        wait_until(lambda: server.engine.is_idle)
+        wait_until(lambda: server.engine._wake_at_ns > 0)
         server.service.state.stall_clock.timeout_s = 0.4
         time.sleep(0.6)
         assert states(server)["live"] == states(server)["ready"] == (200, "ok")

@@ -196,7 +196,7 @@ def test_a_request_for_more_than_the_queue_holds_leaves_no_trace() -> None:
 def test_idle_server_is_idle() -> None:
     with parrot() as server:
         server.complete("a")
-        wait_until(lambda: server.engine.is_idle)
+        wait_until(lambda: server.engine._is_at_rest)
         steps = server.metric("steps_total")
 
         def idle_cpu_s() -> float:

@@ -17,14 +17,14 @@ import pytest
 from tests.server.parrot import ParrotServer, parrot, wait_until
 
 from everystop.server import prompts
-from everystop.server.queue import MAX_RETRY_AFTER_S, Queue
+from everystop.server.queue import MAX_RETRY_AFTER_S, QueueAccount
 
 COMPLETIONS = "/v1/completions"
 
 
-def queue_of(server: ParrotServer) -> Queue:
+def queue_of(server: ParrotServer) -> QueueAccount:
     queue = server.service.state.board.queue
-    assert isinstance(queue, Queue)
+    assert isinstance(queue, QueueAccount)
     return queue
 
 

@@ -12,13 +12,13 @@ from everystop.core.events import AdmitEvent, Event, PreemptEvent, StepEvent
 from everystop.core.plan import StepPlan
 from everystop.core.request import FinishReason
 from everystop.server.errors import Overloaded
-from everystop.server.queue import MAX_RETRY_AFTER_S, Queue, QueueLimits, ServiceRate, TokensInBytes
+from everystop.server.queue import MAX_RETRY_AFTER_S, QueueAccount, QueueLimits, ServiceRate, TokensInBytes
 
 S = 10**9
 
 
-def make_queue(max_num_reqs: int = 4, max_num_tokens: int = 100, num_places: int = 2) -> Queue:
-    return Queue(QueueLimits(max_num_reqs, max_num_tokens), num_places)
+def make_queue(max_num_reqs: int = 4, max_num_tokens: int = 100, num_places: int = 2) -> QueueAccount:
+    return QueueAccount(QueueLimits(max_num_reqs, max_num_tokens), num_places)
 
 
 def admit(request_id: int, now_ns: int = 0) -> AdmitEvent:
@@ -33,7 +33,7 @@ def step(num_waiting: int, now_ns: int = 0) -> StepEvent:
     return StepEvent(now_ns, now_ns, 0, StepPlan(0), (), 0, num_waiting, 0, 1, 0, 0, 0)
 
 
-def fill(queue: Queue, num_running: int, num_waiting: int, tokens: int = 1) -> None:
+def fill(queue: QueueAccount, num_running: int, num_waiting: int, tokens: int = 1) -> None:
     """Sequences from 0 on, the first of which run; the last step left somebody waiting if anybody does."""
     queue.enter(dict.fromkeys(range(num_running + num_waiting), tokens), 0)
     queue.receive([*map(admit, range(num_running)), step(num_waiting)])
@@ -50,7 +50,7 @@ def test_the_account_is_the_schedulers_own_whatever_happens(policy: str, seed: i
     """Events come late and in lumps; in between ids leave by the other road. Whenever all has come, it is exact."""
     dice = random.Random(f"{policy} {seed}")
     harness = Harness(make_scheduler(policy=policy, num_blocks=12, max_num_seqs=4, max_model_len=96))
-    queue = Queue(QueueLimits(1024, 1 << 20), 4)
+    queue = QueueAccount(QueueLimits(1024, 1 << 20), 4)
     sizes: dict[int, int] = {}
     next_id, num_taken, told = 0, 0, 0
     for _ in range(300):
@@ -212,7 +212,7 @@ def test_what_is_being_prepared_has_its_place_in_the_queue() -> None:
 # ------------------------------------------------------------------ when there will be room
 
 
-def refusal(queue: Queue, now_ns: int) -> Overloaded:
+def refusal(queue: QueueAccount, now_ns: int) -> Overloaded:
     with pytest.raises(Overloaded) as caught:
         queue.check(1, 1, now_ns)
     return caught.value

@@ -18,7 +18,7 @@ from everystop.sim.cost import CostModel
 from everystop.sim.parallel import Workers
 from everystop.sim.plan_report import as_toml, as_yaml, describe_plan, plan_figures
 from everystop.sim.planner import TOLERANCE, Plan, Price, Question, default_rates, make_plan, short
-from everystop.sim.probe import WARM_UP_SHARE, Target, Workload, measure, saturation
+from everystop.sim.probe import WARM_UP_SHARE, Target, Traffic, measure, saturation
 from everystop.sim.simulator import Setup
 from everystop.sim.traces import TraceRequest
 
@@ -29,13 +29,13 @@ NUM = 200
 WIDE = Target(ttft_p95_ms=1e6, itl_p95_ms=1e6)
 
 
-def poisson(num: int = NUM, *, num_prompt: int = 1, num_output: int = 1, seed: int = 3) -> Workload:
+def poisson(num: int = NUM, *, num_prompt: int = 1, num_output: int = 1, seed: int = 3) -> Traffic:
     """Requests of one length at one a second on average."""
     dice, at_ms, requests = Random(seed), 0.0, []
     for _ in range(num):
         requests.append(traced(at_ms, num_prompt, num_output))
         at_ms += 1000 * dice.expovariate(1)
-    return Workload(requests)
+    return Traffic(requests)
 
 
 def setup_of(slots: int, **changes: Any) -> Setup:
@@ -43,7 +43,7 @@ def setup_of(slots: int, **changes: Any) -> Setup:
     return make_setup(**(defaults | changes))
 
 
-def plan_of(workload: Workload, setup: Setup, jobs: int = 1, **question: Any) -> Plan:
+def plan_of(workload: Traffic, setup: Setup, jobs: int = 1, **question: Any) -> Plan:
     asked = Question(**({"target": WIDE, "replicas": (1,), "num_requests": NUM, "is_searching": False} | question))
     with Workers(jobs) as workers:
         return make_plan(asked, workload, setup, workers, lambda what, num, num_all: None)
@@ -64,7 +64,7 @@ def test_cliff_of_requests_of_many_lengths_is_their_mean_need() -> None:
     """One slot: a request of n tokens takes n steps, whatever order they come in."""
     dice = Random(5)
     lengths = [dice.randint(1, 40) for _ in range(NUM)]
-    workload = Workload([traced(100 * i, 1, length) for i, length in enumerate(lengths)])
+    workload = Traffic([traced(100 * i, 1, length) for i, length in enumerate(lengths)])
     expected = 1000 / (STEP_MS * sum(lengths) / NUM)
     assert saturation(setup_of(1), workload, NUM) == pytest.approx(expected, rel=1e-9)
 
@@ -73,12 +73,12 @@ def test_cliff_with_a_router_that_looks_into_caches_counts_the_hits() -> None:
     """Prompts of 16 chunks; after the first of each of 4 kinds all but the last block comes from a replica's cache."""
     requests = [traced(100 * i, 256, 1, prefix_ids=(i % 4,), prefix_id_tokens=256) for i in range(NUM)]
     setup = setup_of(2, max_num_batched_tokens=16, num_replicas=2, router="prefix-affinity")
-    found = saturation(setup, Workload(requests), NUM)
-    without = saturation(dataclasses.replace(setup, enable_prefix_caching=False), Workload(requests), NUM)
+    found = saturation(setup, Traffic(requests), NUM)
+    without = saturation(dataclasses.replace(setup, enable_prefix_caching=False), Traffic(requests), NUM)
     assert found > 5 * without
 
 
-def percentile_of_one_server_queue(workload: Workload, rate: float) -> float:
+def percentile_of_one_server_queue(workload: Traffic, rate: float) -> float:
     """p95 of waiting and service in ms by Lindley's recursion: one server, service of one step, no first fifth."""
     arrivals = [request.arrival_ns / MS for request in workload.at(rate, NUM)]
     waits = [0.0]
@@ -155,7 +155,7 @@ def test_warm_up_is_left_out() -> None:
     """The first requests queue behind one of 100 steps; those after the first fifth arrive at an idle server."""
     slow = [traced(0, 1, 100)] + [traced(10 * i, 1, 1) for i in range(1, 10)]
     quiet = [traced(5000 + 100 * i, 1, 1) for i in range(90)]
-    point = measure(setup_of(1), Workload(slow + quiet), rate=_rate(slow + quiet), num_requests=100, target=WIDE)
+    point = measure(setup_of(1), Traffic(slow + quiet), rate=_rate(slow + quiet), num_requests=100, target=WIDE)
     assert point.num_requests == 80
     assert point.ttft_ms["max"] == STEP_MS
     assert point.busy_share == pytest.approx(0.1, rel=0.02)
@@ -163,12 +163,12 @@ def test_warm_up_is_left_out() -> None:
 
 
 def _rate(requests: Sequence[TraceRequest]) -> float:
-    return Workload(requests).rate
+    return Traffic(requests).rate
 
 
 def test_rates_dilate_the_trace_and_laps_share_no_prefix() -> None:
     requests = [traced(at, 100, 1, prefix_ids=(at,), prefix_id_tokens=64) for at in (0, 10, 30)]
-    workload = Workload(requests)
+    workload = Traffic(requests)
     assert workload.rate == pytest.approx(2 / 0.03)
     halved = workload.at(workload.rate / 2, 7)
     assert [request.arrival_ns / MS for request in halved] == pytest.approx([0, 20, 60, 90, 110, 150, 180], abs=1e-3)
@@ -180,7 +180,7 @@ def test_rates_dilate_the_trace_and_laps_share_no_prefix() -> None:
 def test_trace_without_a_rate_is_refused() -> None:
     for requests in ([traced(0, 1, 1)], [traced(5, 1, 1)] * 3, []):
         with pytest.raises(ConfigError, match="no rate that could be changed"):
-            Workload(requests)
+            Traffic(requests)
 
 
 def test_answer_is_the_fewest_replicas_and_costs_what_they_cost() -> None:
@@ -269,7 +269,7 @@ def test_target_below_a_lone_request_is_unreachable() -> None:
 
 def test_refused_requests_are_told() -> None:
     requests = [traced(100 * i, 5000 if i % 10 == 0 else 10, 2) for i in range(NUM)]
-    plan = plan_of(Workload(requests), setup_of(4), rate=10)
+    plan = plan_of(Traffic(requests), setup_of(4), rate=10)
     assert "up to 20 requests of a point are longer than 4,096 tokens and were refused" in describe_plan(
         figures_of(plan)
     )
@@ -277,7 +277,7 @@ def test_refused_requests_are_told() -> None:
 
 def test_trace_that_is_refused_whole_has_no_plan() -> None:
     with pytest.raises(ConfigError, match=r"the longest has 5,002 tokens, and a sequence may have 4,096"):
-        plan_of(Workload([traced(100 * i, 5000, 2) for i in range(50)]), setup_of(4))
+        plan_of(Traffic([traced(100 * i, 5000, 2) for i in range(50)]), setup_of(4))
 
 
 def test_same_inputs_give_the_same_bytes_with_any_number_of_jobs() -> None:

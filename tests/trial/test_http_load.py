@@ -33,8 +33,8 @@ from tests.trial.fake_server import (
 
 from everystop.observe.distribution import distribution_ms, percentile
 from everystop.sim.workloads import Job, Workload
-from everystop.trial.http_client import EventSplitter, Record, Target
-from everystop.trial.http_load import Load, LoadError, Run, run_load, summarize
+from everystop.trial.http_client import ClientRecord, EventSplitter, Target
+from everystop.trial.http_load import Load, LoadError, LoadRun, run_load, summarize
 from everystop.trial.interrupts import ended_in_order
 
 STREAM = b": a comment\n\ndata: one\n\ndata:two\r\n\r\nid: 7\ndata: three\ndata: lines\n\ndata: \xe2\x80\xa8\n\n"
@@ -45,7 +45,7 @@ def make_workload(num_jobs: int = 3, num_clients: int = 1, max_tokens: int = 4) 
     return Workload("made", num_clients, tuple(jobs))
 
 
-def run(answer: Any, workload: Workload | None = None, **target: Any) -> Run:
+def run(answer: Any, workload: Workload | None = None, **target: Any) -> LoadRun:
     with fake_server(answer) as server:
         return run_load(workload or make_workload(), Target(url=server.url, **target))
 
@@ -259,9 +259,9 @@ def test_what_a_planned_end_cuts_off_is_no_error_and_counts_in_no_figure() -> No
 
 
 def test_a_request_that_was_never_sent_makes_the_run_no_longer() -> None:
-    whole = Record(0, "", 1, 1, sent_s=2.0, end_s=5.0)
-    unsent = Record(1, "", 1, 1, error="no connection")
-    cut = Record(2, "", 1, 1, sent_s=3.0, is_cut=True)
+    whole = ClientRecord(0, "", 1, 1, sent_s=2.0, end_s=5.0)
+    unsent = ClientRecord(1, "", 1, 1, error="no connection")
+    cut = ClientRecord(2, "", 1, 1, sent_s=3.0, is_cut=True)
     assert summarize([whole, unsent, cut])["wall_s"] == 3.0
     assert summarize([unsent])["wall_s"] == summarize([cut])["wall_s"] == summarize([])["wall_s"] == 0.0
 
@@ -362,18 +362,18 @@ class PressingLoop(uvloop.Loop):  # type: ignore[misc]
         signal.raise_signal(signal.SIGINT)
 
 
-async def go_on(load: Load) -> Run:
+async def go_on(load: Load) -> LoadRun:
     signal.raise_signal(signal.SIGINT)
     await asyncio.sleep(300)
     raise AssertionError("the load went on")
 
 
-async def end(load: Load) -> Run:
+async def end(load: Load) -> LoadRun:
     signal.raise_signal(signal.SIGINT)
     return load._run
 
 
-async def end_undisturbed(load: Load) -> Run:
+async def end_undisturbed(load: Load) -> LoadRun:
     return load._run
 
 

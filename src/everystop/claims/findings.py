@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from everystop.observe.ratios import mean_ratio
-from everystop.observe.report.words import in_time, significant
+from everystop.words import in_time, significant
 
 
 class Verdict(StrEnum):

@@ -14,9 +14,9 @@ from everystop.claims.plots import frame, one_panel
 from everystop.observe.report.drawing import SMALL
 from everystop.observe.report.grammar import LOOKS, Theme, Use
 from everystop.observe.report.sheets import Entry, Sheet
-from everystop.observe.report.words import listed, percent, significant
 from everystop.sim.cost import CostModel
 from everystop.sim.workloads import Dice, Job, Workload
+from everystop.words import listed, percent, significant
 
 SIZES, MEASURED_SIZES = (16, 32, 64, 128, 256), (16, 32, 64)
 DEFAULT_SIZE = 32

@@ -24,7 +24,7 @@ from everystop.claims.steps import fit_cost, useful_share
 from everystop.observe.comparison import Run
 from everystop.observe.report.grammar import KNOWN_STROKES, Theme
 from everystop.observe.report.sheets import Sheet
-from everystop.observe.report.words import listed
+from everystop.words import listed
 
 SIZES, MEASURED_SIZES = (4, 8, 16, 32, 64), (4, 16, 64)
 SMALLEST, LARGEST = SIZES[0], SIZES[-1]

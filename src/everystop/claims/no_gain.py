@@ -28,9 +28,9 @@ from everystop.observe.comparison import Run
 from everystop.observe.report.drawing import matplotlib
 from everystop.observe.report.grammar import KNOWN_STROKES, Theme
 from everystop.observe.report.sheets import Sheet
-from everystop.observe.report.words import percent
 from everystop.sim.cost import StepCost
 from everystop.sim.workloads import Dice, Job, Workload
+from everystop.words import percent
 
 NUM_JOBS, MEAN_TOKENS = 64, 48
 DEVIATIONS, WIDE = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25), 1.0  # of the logarithm of an answer's length

@@ -17,8 +17,8 @@ from everystop.observe.comparison import Run
 from everystop.observe.distribution import percentile
 from everystop.observe.report.grammar import KNOWN_STROKES, Theme
 from everystop.observe.report.sheets import Sheet
-from everystop.observe.report.words import percent
 from everystop.sim.workloads import Dice, Job, Workload
+from everystop.words import percent
 
 ROWS = (16, 64)
 MOST_HOST = 0.05

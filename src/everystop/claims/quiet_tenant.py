@@ -15,8 +15,8 @@ from everystop.claims.plots import draw_line, frame, legend_line, one_panel
 from everystop.observe.report.drawing import matplotlib
 from everystop.observe.report.grammar import Theme, strokes
 from everystop.observe.report.sheets import Sheet
-from everystop.observe.report.words import percent
 from everystop.sim.workloads import Dice, Job, Kind, burst, in_order_of_time
+from everystop.words import percent
 
 KIND = Kind(prompt=(60, 120), output=(30, 60))
 NUM_QUIET, FIRST_S, GAP_S = 10, 0.4, 0.4

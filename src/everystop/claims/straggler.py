@@ -16,10 +16,10 @@ from everystop.observe.formulas import static_occupancy
 from everystop.observe.report.drawing import SMALL
 from everystop.observe.report.grammar import LOOKS, Theme, Use
 from everystop.observe.report.sheets import Entry, Sheet
-from everystop.observe.report.words import percent
 from everystop.observe.slot_use import slots_by_step
 from everystop.sim.workloads import Dice, Job, Workload
 from everystop.trial.machine_limits import MachineLimits
+from everystop.words import percent
 
 SHORT, LONG = 20, 1000
 LENGTHS = (*(SHORT,) * (NUM_SLOTS - 1), LONG)

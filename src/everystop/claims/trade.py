@@ -14,8 +14,8 @@ from everystop.observe.gains import Gain, gains
 from everystop.observe.report.drawing import SMALL, matplotlib
 from everystop.observe.report.grammar import Theme
 from everystop.observe.report.sheets import Sheet
-from everystop.observe.report.words import significant
 from everystop.sim.workloads import Dice, Job, Workload
+from everystop.words import significant
 
 NUM_JOBS, LONG, STEP_TOKENS = 64, 300, 1024
 POLICIES = ("static", "continuous")

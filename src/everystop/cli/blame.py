@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everystop.cli.what_if import lines_of
-from everystop.observe.wording import counted, duration
+from everystop.observe.wording import counted
+from everystop.words import duration
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -72,12 +72,12 @@ def run(arguments: argparse.Namespace) -> int:
     from everystop.sim.parallel import Workers
     from everystop.sim.plan_report import describe_plan, plan_figures
     from everystop.sim.planner import make_plan
-    from everystop.sim.probe import Workload
+    from everystop.sim.probe import Traffic
     from everystop.sim.traces import read_trace
 
     question = make_question(arguments)
     options = simulate.trace_options(arguments)
-    workload = Workload(list(read_trace(arguments.trace, options)))
+    workload = Traffic(list(read_trace(arguments.trace, options)))
     setup = simulate.make_setup(
         config,
         read_cost(arguments.cost),

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from everystop.core.durations import NS_PER_MS, NS_PER_S
-from everystop.observe.wording import duration
+from everystop.words import duration
 
 COLUMN_NS = 250 * NS_PER_MS
 NUM_COLUMNS = 240  # a minute

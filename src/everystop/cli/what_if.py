@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from everystop.observe.wording import counted, duration
+from everystop.observe.wording import counted
+from everystop.words import duration
 
 COLUMN = 10
 FAR_OFF = 0.25

@@ -36,7 +36,8 @@ def check_ids(name: str, ids: Sequence[int], num_valid_tokens: int) -> None:
     if len(ids) and not (min(ids) >= 0 and max(ids) < num_valid_tokens):
         bad = next(token for token in ids if not 0 <= token < num_valid_tokens)
         raise RequestError(
-            f"{name} holds the token id {bad}; ids must be from 0 to {num_valid_tokens - 1}",
+            f"{name} holds the token id {bad}, and the vocabulary has {num_valid_tokens:,}; ids must be from 0 to "
+            f"{num_valid_tokens - 1}",
             param=name,
             code="invalid_token_id",
         )

@@ -12,7 +12,7 @@ from everystop.core.events import LedgerEvent
 from everystop.core.plan import StepResult
 
 
-class Part(IntEnum):
+class StepPart(IntEnum):
     """What the time went to, in the order of `LedgerEvent`."""
 
     SCHEDULE = 0
@@ -34,7 +34,7 @@ class Ledger:
 
     def __init__(self, now_ns: int = 0) -> None:
         self._last_ns = now_ns
-        self._spent = [0] * len(Part)
+        self._spent = [0] * len(StepPart)
         self._step_id = -1
         self._native_cpu_ns = 0
 
@@ -42,7 +42,7 @@ class Ledger:
         """The thread has slept until now."""
         self._last_ns = now_ns
 
-    def mark(self, part: Part, now_ns: int) -> None:
+    def mark(self, part: StepPart, now_ns: int) -> None:
         """All since the last mark was this part's."""
         self._spent[part] += now_ns - self._last_ns
         self._last_ns = now_ns
@@ -53,18 +53,18 @@ class Ledger:
         """
         spent_ns = now_ns - self._last_ns
         native_ns, gil_wait_ns = result.native_ns or spent_ns, result.gil_wait_ns
-        self._spent[Part.NATIVE] += native_ns
-        self._spent[Part.GIL_WAIT] += gil_wait_ns
-        self._spent[Part.METADATA] += spent_ns - native_ns - gil_wait_ns
+        self._spent[StepPart.NATIVE] += native_ns
+        self._spent[StepPart.GIL_WAIT] += gil_wait_ns
+        self._spent[StepPart.METADATA] += spent_ns - native_ns - gil_wait_ns
         self._native_cpu_ns += result.native_cpu_ns
         self._step_id = self._step_id if step_id is None else step_id
         self._last_ns = now_ns
 
     def close(self, now_ns: int) -> LedgerEvent | None:
         """The parts since the last call, the rest being `OTHER`; None where no step has been executed since."""
-        self.mark(Part.OTHER, now_ns)
+        self.mark(StepPart.OTHER, now_ns)
         if self._step_id < 0:
             return None
         event = LedgerEvent._make((now_ns, self._step_id, *self._spent, self._native_cpu_ns))
-        self._spent, self._step_id, self._native_cpu_ns = [0] * len(Part), -1, 0
+        self._spent, self._step_id, self._native_cpu_ns = [0] * len(StepPart), -1, 0
         return event

@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 from everystop.core.durations import NS_PER_S
 from everystop.core.errors import EngineDead, RequestError, TenantQueueFull
 from everystop.core.events import Event, FinishEvent, StepEvent
-from everystop.core.ledger import Ledger, Part
+from everystop.core.ledger import Ledger, StepPart
 from everystop.core.plan import NO_TOKEN_LEFT, StepPlan, StepResult, TokenLogprobs
 from everystop.core.request import FinishReason, Request, SamplingParams
 from everystop.core.scheduler import Scheduler
@@ -74,7 +74,7 @@ class Engine:
 
     `on_outputs` gets one list of outputs a step, `on_events` the step's events, `on_failure` the error that ended the
     engine; all three are called on the engine's thread. `submit`, `abort`, `ask_blocks` and `stalled_ns` may be called
-    from any thread, `allocate_ids` from one only. `is_idle` tells that the thread sleeps.
+    from any thread, `allocate_ids` from one only.
     """
 
     def __init__(
@@ -92,7 +92,6 @@ class Engine:
         self.on_events: Callable[[list[Event]], None] = lambda events: None
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.error: BaseException | None = None
-        self.is_idle = True
         self._progress_ns = time.monotonic_ns()  # when a step last came back, or the present work began
         self._is_at_rest = True  # asleep, with nothing to do
         self._wake_at_ns = 0  # until when the policy wants to wait
@@ -191,9 +190,9 @@ class Engine:
                 if not turn.is_idle or not self._scheduler.requests:
                     self._progress_ns = time.monotonic_ns()
                 self._look_at_blocks(turn.events)
-                self._ledger.mark(Part.OTHER, time.monotonic_ns())
+                self._ledger.mark(StepPart.OTHER, time.monotonic_ns())
                 self._deliver(turn)
-                self._ledger.mark(Part.DELIVER, time.monotonic_ns())
+                self._ledger.mark(StepPart.DELIVER, time.monotonic_ns())
                 if turn.is_idle and not self._inbox:
                     self._sleep(turn.wake_at_ns)
         except BaseException as error:  # whatever ends the thread ends the engine, and is told
@@ -205,10 +204,9 @@ class Engine:
         """Wait for a message, or until the policy wants to be asked again."""
         self._wake_at_ns = wake_at_ns or 0
         self._is_at_rest = not self._scheduler.requests
-        self.is_idle = True
         timeout_s = None if wake_at_ns is None else max(0.0, (wake_at_ns - time.monotonic_ns()) / NS_PER_S)
         self._wake.wait(timeout_s)
-        self.is_idle = self._is_at_rest = False
+        self._is_at_rest = False
         self._ledger.resume(time.monotonic_ns())
         if wake_at_ns is not None:  # what was waited for counts from now on
             self._progress_ns = time.monotonic_ns()
@@ -315,7 +313,7 @@ class Engine:
     def _close_ledger(self, events: list[Event]) -> None:
         """Say where the time of the step has gone that was executed; handing that over is the next one's."""
         now_ns = time.monotonic_ns()
-        self._ledger.mark(Part.DELIVER, now_ns)
+        self._ledger.mark(StepPart.DELIVER, now_ns)
         ledger = self._ledger.close(now_ns)
         if ledger is not None:
             events.append(ledger)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from everystop.core.events import Event
-from everystop.core.ledger import Ledger, Part
+from everystop.core.ledger import Ledger, StepPart
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.scheduler import Scheduler
 from everystop.runner import Executed, Launched, ModelRunner, launcher
@@ -58,7 +58,7 @@ class StepLoop:
     def turn(self) -> Turn:
         """Plan and launch one step, and take back the one that is due."""
         plan = self.scheduler.schedule(self._now())
-        self._mark(Part.SCHEDULE)
+        self._mark(StepPart.SCHEDULE)
         launched = None if plan.is_noop else (plan, self._begin(plan))
         if self._depth == 0:
             due = launched
@@ -71,9 +71,9 @@ class StepLoop:
         done, result = due[0], self._finish(*due)
         if self._inspect is not None:
             self._inspect(done, result)
-            self._mark(Part.DETOKENISE)
+            self._mark(StepPart.DETOKENISE)
         events = self.scheduler.update(done, result, self._now())
-        self._mark(Part.UPDATE)
+        self._mark(StepPart.UPDATE)
         return Turn(events, done, result)
 
     def _begin(self, plan: StepPlan) -> Launched:
@@ -81,7 +81,7 @@ class StepLoop:
         if isinstance(launched, Executed):
             self._note(plan, launched.result)
         else:
-            self._mark(Part.METADATA)
+            self._mark(StepPart.METADATA)
         return launched
 
     def _finish(self, plan: StepPlan, launched: Launched) -> StepResult:
@@ -95,6 +95,6 @@ class StepLoop:
         if self._ledger is not None:
             self._ledger.executed(plan.step_id if plan.rows else None, result, self._now())
 
-    def _mark(self, part: Part) -> None:
+    def _mark(self, part: StepPart) -> None:
         if self._ledger is not None:
             self._ledger.mark(part, self._now())

@@ -11,7 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from everystop.core.errors import RequestError, UnsupportedModel
+from everystop.core.errors import ModelFileDamaged, RequestError, UnsupportedModel
 from everystop.core.request import SamplingParams
 
 # Control tokens that end a turn or a text; files often declare only one of those that a model writes.
@@ -58,19 +58,21 @@ class TokenizerSettings:
     """What the files say beside the vocabulary.
 
     `adds_bos` None means: as the tokenizer's own post-processor does. The first of `eos_ids` is the text's end by name.
+    `num_ids` is one more than the greatest id, None where only the vocabulary itself tells it.
     """
 
     bos_id: int | None = None
     adds_bos: bool | None = None
     eos_ids: tuple[int, ...] = ()
+    num_ids: int | None = None
     source: str = ""
 
 
 class Tokenizer:
     """Encodes and decodes with one `tokenizers.Tokenizer`, which it owns; safe to use from several threads.
 
-    `eos_ids` end a generation, `bos_id` may be None, `num_ids` counts valid ids: rows of the embedding from there on
-    are padding and must not be sampled.
+    `eos_ids` end a generation, `bos_id` may be None, `num_ids` counts valid ids: no text has others, and rows of the
+    embedding from there on are padding and must not be sampled. Raises ModelFileDamaged where a text would have others.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
@@ -89,7 +91,8 @@ class Tokenizer:
         self._exact: tokenizers.Tokenizer | None = None
         self._continuation: tokenizers.Tokenizer | None = None
         self.bos_id = settings.bos_id
-        self.num_ids = max([_num_ids(inner), *(token_id + 1 for token_id in self._added)])
+        num_ids = _num_ids(inner) if settings.num_ids is None else settings.num_ids
+        self.num_ids = max([num_ids, *(token_id + 1 for token_id in self._added)])
         self._prefix, self._suffix = self._affixes(settings)
         self.eos_ids = self._end_ids(settings.eos_ids)
         self.bos_token = "" if self.bos_id is None else self.token_text(self.bos_id)
@@ -263,6 +266,12 @@ class Tokenizer:
         if settings.adds_bos is not None and settings.bos_id is not None:
             prefix = [token_id for token_id in prefix if token_id != settings.bos_id]
             prefix = [settings.bos_id, *prefix] if settings.adds_bos else prefix
+        for token_id in (*prefix, *suffix):
+            if token_id >= self.num_ids:
+                raise ModelFileDamaged(
+                    f"{settings.source}: the token id {token_id} is put around every text, and the tokenizer has "
+                    f"{self.num_ids:,} ids, from 0; correct the post-processor, or the begin-of-text id"
+                )
         return prefix, suffix
 
     def _end_ids(self, declared: Iterable[int]) -> tuple[int, ...]:
@@ -331,11 +340,13 @@ class _Decoding:
 
 
 def _num_ids(inner: tokenizers.Tokenizer) -> int:
-    """One more than the greatest id; listing the vocabulary is slow, so only where ids have gaps."""
-    size = inner.get_vocab_size(with_added_tokens=True)
-    if size and inner.id_to_token(size - 1) is not None and inner.id_to_token(size) is None:
-        return size
-    return max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    """One more than the greatest id of the vocabulary, which is looked through: as many ids from 0 as there are tokens
+    leave none for others; where there are gaps it is listed, which is slow.
+    """
+    model, num_tokens = inner.model, inner.get_vocab_size(with_added_tokens=False)
+    if None not in map(model.id_to_token, range(num_tokens)):
+        return num_tokens
+    return max(inner.get_vocab(with_added_tokens=False).values(), default=-1) + 1
 
 
 def _parts(component: Any) -> list[dict[str, Any]]:

@@ -140,6 +140,7 @@ def _gguf_settings(gguf: GgufFile) -> TokenizerSettings:
         bos_id=bos_ids[0] if bos_ids else None,
         adds_bos=bool(adds_bos),
         eos_ids=tuple(eos_ids),
+        num_ids=_num_used(gguf.get("tokenizer.ggml.token_type")),
         source=str(gguf.path),
     )
 
@@ -178,12 +179,17 @@ def _numbers(gguf: GgufFile, name: str, count: int) -> list[float]:
     return values
 
 
-def _vocabulary(tokens: list[str], types: list[float]) -> dict[str, int]:
-    """The ids of tokens, without unused ones at the end: they pad the list to the rows of the embedding."""
-    num_used = len(tokens)
+def _num_used(types: list[float]) -> int:
+    """The ids without unused ones at the end, which pad the list to the rows of the embedding."""
+    num_used = len(types)
     while num_used and types[num_used - 1] == _UNUSED:
         num_used -= 1
-    return {token: token_id for token_id, token in enumerate(tokens[:num_used])}
+    return num_used
+
+
+def _vocabulary(tokens: list[str], types: list[float]) -> dict[str, int]:
+    """The ids of the tokens that are used; of equal ones the last."""
+    return {token: token_id for token_id, token in enumerate(tokens[: _num_used(types)])}
 
 
 def _byte_level(gguf: GgufFile, tokens: list[str], types: list[float]) -> tokenizers.Tokenizer:

@@ -10,6 +10,7 @@ from everystop.observe.comparison import Comparison
 from everystop.observe.gains import Gain, gains, headline, measures
 from everystop.observe.ratios import METHOD, Ratio
 from everystop.observe.slot_use import USES, expected_occupancy, slot_use
+from everystop.words import in_time
 
 NOT_SEEN = (
     "A server's clients were measured, not its scheduler: slots, steps and waste are unknown.\n"
@@ -134,7 +135,7 @@ def _middle(values: Sequence[float], is_rate: bool) -> str:
     value = median(known)
     if is_rate:
         return f"{value:,.0f} /s" if value >= 100 else f"{value:.3g} /s"
-    return f"{value * 1e3:,.1f} ms" if value < 1 else f"{value:,.2f} s"
+    return in_time(value)
 
 
 def columns(rows: Iterable[Sequence[str]]) -> Iterator[str]:

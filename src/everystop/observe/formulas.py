@@ -39,8 +39,3 @@ def continuous_steps(lengths: Sequence[int], num_slots: int) -> int:
     for length in lengths:
         heapreplace(ends, ends[0] + length)
     return max(ends)
-
-
-def step_ratio(lengths: Sequence[int], num_slots: int) -> float:
-    """Steps static / steps continuous: how many times fewer steps iteration-level batching takes for the same work."""
-    return static_steps(lengths, num_slots) / continuous_steps(lengths, num_slots)

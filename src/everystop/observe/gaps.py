@@ -11,7 +11,8 @@ from everystop.observe.causes import Cause
 from everystop.observe.culprits import num_steps_missed, prefill_in_steps
 from everystop.observe.history import History
 from everystop.observe.life import Life
-from everystop.observe.wording import NameOf, counted, duration, whose
+from everystop.observe.wording import NameOf, counted, whose
+from everystop.words import duration
 
 OUTLIER = 2  # times the median gap
 

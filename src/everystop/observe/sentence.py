@@ -10,7 +10,8 @@ from everystop.observe.causes import Cause
 from everystop.observe.culprits import Culprit
 from everystop.observe.history import History
 from everystop.observe.life import Life
-from everystop.observe.wording import NameOf, counted, duration, listed, times, who, whose
+from everystop.observe.wording import NameOf, counted, times, who, whose
+from everystop.words import duration, listed
 
 MOST_CAUSES = 3
 ENOUGH = 0.9  # of the time; what is left goes unmentioned

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from everystop.core.durations import NS_PER_S
 from everystop.core.events import WaitEvent, WaitReason
 from everystop.observe.history import History
-from everystop.observe.wording import NameOf, counted, duration, who
+from everystop.observe.wording import NameOf, counted, who
+from everystop.words import duration
 
 STEP_RUNNING = "step_running"
 """The reason of one that came while a step was running: nobody has been asked about it yet."""

@@ -14,6 +14,7 @@ from typing import IO, Any
 from everystop.core.errors import ConfigError
 
 URLS = ("/v1/chat/completions", "/v1/completions")
+NAMES = ("custom_id", "method", "url", "body")
 ANSWER_START = b'{"custom_id": '
 
 
@@ -42,11 +43,13 @@ def read_requests(source: Path) -> Iterator[BatchLine]:
 
 def _parse_line(text: str, where: str, seen: set[str]) -> BatchLine:
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_named_once)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON ({error})") from error
     if not isinstance(value, dict) or not isinstance(value.get("body"), dict):
         raise ConfigError(f'{where} must be an object with "custom_id", "url" and a "body" object')
+    if unknown := [name for name in value if name not in NAMES]:
+        raise ConfigError(f"{where} has {unknown[0][:60]!r}, which is unknown here; a line has {', '.join(NAMES)}")
     custom_id, url, method = value.get("custom_id"), value.get("url"), value.get("method", "POST")
     if not isinstance(custom_id, str) or custom_id in seen or not _is_unicode(custom_id):
         raise ConfigError(f"{where}: custom_id {custom_id!r} must be a string that no other line has")
@@ -54,6 +57,14 @@ def _parse_line(text: str, where: str, seen: set[str]) -> BatchLine:
         raise ConfigError(f"{where}: {method} {url!r} is not served; use POST with {' or '.join(URLS)}")
     seen.add(custom_id)
     return BatchLine(custom_id, url, value["body"])
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, whose keys no two readers may take for different things."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("an object names a key twice; name each once")
+    return value
 
 
 def _is_unicode(text: str) -> bool:

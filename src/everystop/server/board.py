@@ -11,11 +11,10 @@ from typing import Protocol
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import Abort, StepOutput, Submit
-from everystop.server.delivery import Deliveries
-from everystop.server.delivery import Part as DeliveryPart
+from everystop.server.delivery import Deliveries, DeliveryPart
 from everystop.server.errors import GenerationFailed, Overloaded
 from everystop.server.prompt_report import PromptReport
-from everystop.server.queue import Queue
+from everystop.server.queue import QueueAccount
 from everystop.server.texts import Choice, ChoiceText, Part, Texts
 
 
@@ -132,7 +131,7 @@ class Board:
     by the name of the error that ended them.
     """
 
-    def __init__(self, engine: EngineLike, texts: Texts, queue: Queue) -> None:
+    def __init__(self, engine: EngineLike, texts: Texts, queue: QueueAccount) -> None:
         self._engine = engine
         self._texts = texts
         self.queue = queue

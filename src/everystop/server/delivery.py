@@ -15,7 +15,7 @@ from everystop.core.durations import NS_PER_S
 from everystop.observe.families import Family, Kind, alone, each
 
 
-class Part(IntEnum):
+class DeliveryPart(IntEnum):
     """What the time went to: tokens to text, text to events, events to the socket, and all that comes between."""
 
     DETOKENISE = 0
@@ -33,7 +33,7 @@ class Deliveries:
 
     def __init__(self, now: Callable[[], int] = time.monotonic_ns) -> None:
         self._now = now
-        self._spent = [0] * len(Part)
+        self._spent = [0] * len(DeliveryPart)
         self._last_ns = 0
         self._num_due = 0
         self._reader: object = None
@@ -51,18 +51,18 @@ class Deliveries:
         self.num += 1
         self.num_outputs += num_outputs
         self._num_due = num_readers
-        self._mark(Part.OTHER)
+        self._mark(DeliveryPart.OTHER)
 
     def take_turn(self, reader: object) -> None:
         """A reader has woken up. One that nobody has woken for this step begins a delivery of its own."""
         if self._num_due:
             self._num_due -= 1
-            self._mark(Part.OTHER)
+            self._mark(DeliveryPart.OTHER)
         else:
             self._last_ns = self._now()
         self._reader = reader
 
-    def mark(self, part: Part, reader: object) -> None:
+    def mark(self, part: DeliveryPart, reader: object) -> None:
         """All since the last mark was this part's, if this reader still has the turn."""
         if self._reader is reader:
             self._mark(part)
@@ -70,10 +70,10 @@ class Deliveries:
     def give_turn(self, reader: object) -> None:
         """The reader has written, and reads on or ends."""
         if self._reader is reader:
-            self._mark(Part.WRITE)
+            self._mark(DeliveryPart.WRITE)
             self._reader = None
 
-    def _mark(self, part: Part) -> None:
+    def _mark(self, part: DeliveryPart) -> None:
         now_ns = self._now()
         self._spent[part] += now_ns - self._last_ns
         self._last_ns = now_ns
@@ -81,7 +81,7 @@ class Deliveries:
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds by part."""
-        return {part.name.lower(): ns / NS_PER_S for part, ns in zip(Part, self._spent, strict=True)}
+        return {part.name.lower(): ns / NS_PER_S for part, ns in zip(DeliveryPart, self._spent, strict=True)}
 
 
 DELIVERY_FAMILIES: tuple[Family[Deliveries], ...] = (

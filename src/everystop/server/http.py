@@ -10,7 +10,6 @@ import logging
 import socket
 import ssl
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -31,13 +30,14 @@ from everystop.server.errors import (
     raw_response,
 )
 from everystop.server.framing import JoinedHead, LastSend, UnframedSend
+from everystop.server.handshakes import Handshake, Handshakes
 from everystop.server.listener import max_connections
+from everystop.server.room import ConnectionRoom
 from everystop.server.unsent import Unsent, unsent_of
 
 MAX_HEADER_BYTES = 64 * 1024
 PIECE_BYTES = 16 * 1024  # are parsed before what has come is counted; a read may bring more than all bounds
 MAX_PIPELINED = 16
-MAX_REFUSED = 32  # connections beyond all that may be, which are still told why, or what they have not taken yet
 MAX_UNSENT_BYTES = 16 * 1024 * 1024  # that wait for one reader
 MAX_UNSENT_BYTES_IN_ALL = 256 * 1024 * 1024
 KEEP_ALIVE_S = 65
@@ -59,9 +59,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     once, with all that its client has not taken, and `has_left` tells whether it has ended; `unsent` is the
     account of what is kept for the client by whoever answers. Where there are as many connections as there may be, a
     new one takes the place of the one that has been without a request for longest; where all have one, it is refused.
+    Over TLS `handshake` is the one that has led here.
     """
 
     config: HttpConfig
+    handshake: Handshake | None = None
     _num_unplaced = 0  # bytes since the last that belonged to something
     _in_headers = True
     _has_begun = False
@@ -76,29 +78,38 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._open_cycles: list[RequestResponseCycle] = []
         self._start_deadline()
-        self.config.idle[self] = None
-        if len(self.connections) > self.config.max_connections:
-            self._make_room()
-
-    def _make_room(self) -> None:
-        """This is one more than there may be: whoever has had no request for longest goes, which may be this one. What
-        it has not taken of its last answer is still sent, unless too many are on their way out.
-        """
-        config, num = self.config, len(self.connections)
-        has_time = num <= config.max_connections + config.max_refused
-        longest, _ = config.idle.popitem(last=False)
-        if longest is not self:
-            (longest.transport.close if has_time else longest.transport.abort)()
-        elif has_time:
-            self._refuse(TooManyConnections(f"{num - 1:,} connections have requests, and no more are taken; try again"))
+        if self._has_room():
+            return
+        if self.config.room.has_time:
+            self._refuse(
+                TooManyConnections(
+                    f"{self.config.room.num - 1:,} connections have requests, and no more are taken; try again"
+                )
+            )
         else:
             self.transport.abort()
+
+    def _has_room(self) -> bool:
+        """A connection that comes from its handshake counts already, and has its place, unless there was none then."""
+        room, handshake = self.config.room, self.handshake
+        if handshake is None:
+            return room.enter(self)
+        handshake.is_over = True
+        room.work(handshake)
+        if handshake.is_beyond:
+            return room.settle(self)
+        room.rest(self)
+        return True
+
+    def leave(self, *, at_once: bool) -> None:
+        """Make room for others."""
+        (self.transport.abort if at_once else self.transport.close)()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell all requests of this connection."""
         self._end_deadline()
         self._end_stall()
-        self.config.idle.pop(self, None)
+        self.config.room.exit(self)
         for cycle in self._open_cycles:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -217,7 +228,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_headers, self._num_unplaced = False, 0
         self.cycle.transport = JoinedHead(self.transport, self.loop)  # type: ignore[assignment]
         self._open_cycles.append(self.cycle)
-        self.config.idle.pop(self, None)
+        self.config.room.work(self)
         if version == "1.0":
             self.cycle.send = UnframedSend(self.cycle)  # type: ignore[method-assign]
         elif self.expect_100_continue:
@@ -245,7 +256,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """One answer has been given."""
         self._open_cycles = [cycle for cycle in self._open_cycles if not cycle.response_complete]
         if not self._open_cycles and not self.transport.is_closing():
-            self.config.idle[self] = None
+            self.config.room.rest(self)
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -330,22 +341,20 @@ def watch_peers(sock: socket.socket) -> None:
 
 
 class HttpConfig(uvicorn.Config):
-    """What all connections share: uvicorn's settings, whom they tell of what they refuse, how many there may be, and
-    which of them are `idle`: without a request, whoever has had none for longest first.
-    """
+    """What all connections share: uvicorn's settings, whom they tell of what they refuse, and how many there may be."""
 
     def __init__(self, note_refused: Callable[[RequestError], None], app: ASGIApp, **options: Any) -> None:
         super().__init__(app, **options)
         self.note_refused = note_refused
-        self.max_connections = max_connections()
-        self.max_refused = MAX_REFUSED
-        self.idle: OrderedDict[BoundedHttpProtocol, None] = OrderedDict()
+        self.room = ConnectionRoom(max_connections())
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn on a given socket; signals are left to the caller, who sets `should_exit`. It speaks HTTPS where there is
     a `tls` context; `note_refused` hears of each error that answers what never became a request.
     """
+
+    config: HttpConfig
 
     def __init__(
         self, app: ASGIApp, note_refused: Callable[[RequestError], None], tls: ssl.SSLContext | None = None
@@ -361,17 +370,35 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,  # nobody here believes them
-                ssl_context_factory=None if tls is None else lambda config, default: tls,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=2,
             )
         )
+        self._handshakes = None if tls is None else Handshakes(tls, self.config.room, self._make_protocol)
+
+    def _make_protocol(self, handshake: Handshake) -> BoundedHttpProtocol:
+        protocol = BoundedHttpProtocol(self.config, self.server_state, self.lifespan.state)
+        protocol.handshake = handshake
+        return protocol
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn does, over sockets that notice a peer which has vanished."""
         for sock in sockets or ():
             watch_peers(sock)
         await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does, but for TLS, whose handshakes it does not count."""
+        await super().startup(sockets if self._handshakes is None else [])
+        if self._handshakes is not None:
+            for sock in sockets or ():
+                self._handshakes.listen(sock)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does."""
+        if self._handshakes is not None:
+            self._handshakes.close()
+        await super().shutdown(sockets)
 
     def cut_off_laggards(self) -> None:
         """Cut off whoever leaves too much untaken, and of those who do so together the furthest behind first."""

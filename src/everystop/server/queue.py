@@ -82,7 +82,7 @@ class TokensInBytes:
         return max(1, int(num_bytes * self._num_tokens / self._num_bytes))
 
 
-class Queue:
+class QueueAccount:
     """The edge's account of the sequences that have been handed to the engine, and which of them wait for a place.
 
     It enters a sequence before the engine hears of it and forgets it as soon as its client is gone, so it counts

@@ -21,7 +21,7 @@ from everystop.server.board import Board, EngineLike
 from everystop.server.errors import Loading
 from everystop.server.http_counts import HttpCounts
 from everystop.server.protocol import Accepted
-from everystop.server.queue import Queue, QueueLimits
+from everystop.server.queue import QueueAccount, QueueLimits
 from everystop.server.request_log import Refusal
 from everystop.server.stall_clock import StallClock
 from everystop.server.texts import Texts
@@ -152,7 +152,7 @@ class ServerState:
         self.stall_clock.engine = model.engine
         if model.on_answered is not None:
             self.on_done.append(model.on_answered)
-        self._board = Board(model.engine, model.texts, Queue(model.queue, model.limits.max_num_seqs))
+        self._board = Board(model.engine, model.texts, QueueAccount(model.queue, model.limits.max_num_seqs))
         if self._is_counted:
             self._metrics = Metrics(
                 model.num_blocks,

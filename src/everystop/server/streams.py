@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +20,7 @@ from everystop.server.deadline import Deadline
 from everystop.server.errors import ClientGone, SlowReader, TimedOut, code_of, failure_response, log_unforeseen
 from everystop.server.field_names import in_names
 from everystop.server.inquiry import progress_line
+from everystop.server.prompt_report import LARGE_ENTRIES
 from everystop.server.replies import Writer, usage_object
 from everystop.server.state import ServerState
 from everystop.server.texts import Gathering, Part, Piece
@@ -189,7 +190,15 @@ class WholeReply(Reply):
         self._attach_times()
         write = partial(self._writer.whole, texts, reasons, self._usage())
         report = self._generation.report
-        return await asyncio.to_thread(write) if report is not None and report.is_large else write()
+        is_large = (report is not None and report.is_large) or _num_entries(texts) > LARGE_ENTRIES
+        return await asyncio.to_thread(write) if is_large else write()
+
+
+def _num_entries(texts: Sequence[Sequence[Piece]]) -> int:
+    """How many tokens an answer tells with their log-probabilities, alternatives included."""
+    pieces = [piece for choice in texts for piece in choice]
+    told = sum(1 + len(piece.told.top) for piece in pieces if piece.told is not None)
+    return told + sum(1 + len(info.top) for piece in pieces for info in piece.tokens)
 
 
 class StreamReply(Reply):

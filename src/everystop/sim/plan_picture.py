@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from everystop.core.errors import EverystopError
-from everystop.sim.plan_report import in_time, source
+from everystop.sim.plan_report import of_ms, source
 
 DPI = 110
 WIDTH, ROW, LINE, SMALL_LINE = 13.0, 0.5, 0.235, 0.18  # inches: the figure, a row, lines of words
@@ -208,7 +208,7 @@ class _Drawing:
         ticker = self._pieces["ticker"]
         bar.ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
         bar.ax.yaxis.set_minor_locator(ticker.NullLocator())
-        bar.ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda ms, _: in_time(ms)))
+        bar.ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda ms, _: of_ms(ms)))
         bar.ax.tick_params(colors=self._theme.ink, labelsize=9, length=2)
         bar.outline.set_visible(False)
         bar.ax.axhline(target, color="#FFFFFF", lw=2.6, path_effects=self._halo())
@@ -265,7 +265,7 @@ class _Drawing:
 
 def in_cell(ms: float) -> str:
     """Milliseconds without their unit, longer ones in seconds with it."""
-    return in_time(ms).removesuffix(" ms")
+    return of_ms(ms).removesuffix(" ms")
 
 
 def column_edges(rates: Sequence[float]) -> list[float]:

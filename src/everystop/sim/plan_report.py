@@ -11,6 +11,7 @@ from everystop.core.durations import NS_PER_MS
 from everystop.sim.planner import SECONDS_PER_HOUR, TOKENS_PER_PRICE, TOLERANCE, Carried, Plan, Scout
 from everystop.sim.probe import WARM_UP_SHARE, Point
 from everystop.sim.report import several
+from everystop.words import in_time
 
 MISSES = {"ttft": "TTFT", "itl": "ITL", "overload": "queue"}
 
@@ -167,7 +168,7 @@ def _answer(figures: Mapping[str, Any]) -> list[str]:
 
 def _durations(point: Mapping[str, Any], target: Mapping[str, float]) -> str:
     return ", ".join(
-        f"{name.upper()} p95 {in_time(point[f'{name}_ms']['p95'])} (target {in_time(target[f'{name}_p95_ms'])})"
+        f"{name.upper()} p95 {of_ms(point[f'{name}_ms']['p95'])} (target {of_ms(target[f'{name}_p95_ms'])})"
         for name in ("ttft", "itl")
     )
 
@@ -178,7 +179,7 @@ def _refusal(figures: Mapping[str, Any], rate: str) -> list[str]:
     most = several(last["num_replicas"], "replica")
     sentences = [
         f"No number of replicas that was tried, up to {last['num_replicas']}, carries {rate} within TTFT p95 "
-        f"{in_time(target['ttft_p95_ms'])} and ITL p95 {in_time(target['itl_p95_ms'])}."
+        f"{of_ms(target['ttft_p95_ms'])} and ITL p95 {of_ms(target['itl_p95_ms'])}."
     ]
     if best is None:
         sentences.append(f"{most} serve at most {last['cliff']:.4g} requests/s; allow more --replicas or lower --rate.")
@@ -252,7 +253,7 @@ def _table(figures: Mapping[str, Any]) -> list[str]:
             f"{carried['num_replicas']:>8}{carried['highest_rate']:>13.4g}{_then(carried):>7}{carried['cliff']:>9.4g}"
         )
         if point["is_stable"]:
-            line += f"{in_time(point['ttft_ms']['p95']):>24}{in_time(point['itl_ms']['p95']):>10}"
+            line += f"{of_ms(point['ttft_ms']['p95']):>24}{of_ms(point['itl_ms']['p95']):>10}"
         else:
             line += f"{'queue grows':>24}{'':>10}"
         line += f"{figures['wanted_rate'] / carried['cliff']:>7.0%}"
@@ -286,9 +287,6 @@ def source(figures: Mapping[str, Any]) -> str:
     return str(figures["setup"]["cost"]["source"] or "no source given")
 
 
-def in_time(ms: float) -> str:
+def of_ms(ms: float) -> str:
     """A duration to three digits. Examples: 41.2 ms, 410 ms, 12.3 s."""
-    if ms < 999.5:
-        return f"{ms:.3g} ms"
-    seconds = ms / 1000
-    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
+    return in_time(ms / 1000, is_said=True)

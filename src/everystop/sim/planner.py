@@ -16,7 +16,7 @@ from everystop.core.durations import NS_PER_MS
 from everystop.core.errors import ConfigError
 from everystop.core.limits import Limits
 from everystop.sim.parallel import Workers
-from everystop.sim.probe import LEAST_REQUESTS, Point, Target, Workload, measure, saturation
+from everystop.sim.probe import LEAST_REQUESTS, Point, Target, Traffic, measure, saturation
 from everystop.sim.report import several
 from everystop.sim.simulator import Setup
 
@@ -94,7 +94,7 @@ class Plan:
     """
 
     question: Question
-    workload: Workload
+    workload: Traffic
     setup: Setup
     tuned: Setup
     rate: float
@@ -111,7 +111,7 @@ class Plan:
         return self.best if self.best is not None and not self.best.missed else None
 
 
-def make_plan(question: Question, workload: Workload, setup: Setup, workers: Workers, progress: Progress) -> Plan:
+def make_plan(question: Question, workload: Traffic, setup: Setup, workers: Workers, progress: Progress) -> Plan:
     """Simulate what the question needs; the same inputs give the same plan, however many workers there are. Raises
     ConfigError if nothing can be served.
     """
@@ -123,7 +123,7 @@ class Scout:
     """Answers for one set-up at a time; it can be sent to a worker."""
 
     question: Question
-    workload: Workload
+    workload: Traffic
 
     def cliff(self, setup: Setup) -> float:
         """The rate from which on the queue grows without bound."""

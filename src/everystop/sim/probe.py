@@ -64,7 +64,7 @@ class Point:
         return not self.reason
 
 
-class Workload:
+class Traffic:
     """The requests of a trace, to be sent at any rate, as many as are wanted.
 
     The times between arrivals are all multiplied by one number, so bursts stay bursts. Where more requests are wanted
@@ -211,7 +211,7 @@ class Window:
 
 
 def measure(
-    setup: Setup, workload: Workload, *, rate: float, num_requests: int, target: Target, is_hasty: bool = False
+    setup: Setup, workload: Traffic, *, rate: float, num_requests: int, target: Target, is_hasty: bool = False
 ) -> Point:
     """The point of this rate on the set-up's replicas, from `num_requests` requests of which the first fifth only warms
     up. A hasty one is given up as soon as its TTFT is certain to miss its target, and then has no durations.
@@ -242,7 +242,7 @@ def measure(
     )
 
 
-def saturation(setup: Setup, workload: Workload, num_requests: int) -> float:
+def saturation(setup: Setup, workload: Traffic, num_requests: int) -> float:
     """Requests a second that the replicas serve when they never run out of them: the rate from which on a queue grows
     without bound.
 
@@ -264,7 +264,7 @@ def saturation(setup: Setup, workload: Workload, num_requests: int) -> float:
     return served
 
 
-def _rate_served(setup: Setup, workload: Workload, offered: float, helping: int, lap: int) -> float:
+def _rate_served(setup: Setup, workload: Traffic, offered: float, helping: int, lap: int) -> float:
     ends = []
     for num in (helping, 2 * helping):
         simulation = Simulation(setup)

@@ -121,7 +121,7 @@ class Target:
 
 
 @dataclass(slots=True)
-class Record:
+class ClientRecord:
     """What one client saw of one request; times in seconds from the start of the run, -1 where it did not happen.
 
     `is_cut` says that the run ended first, as it was told to.
@@ -187,12 +187,12 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._parser: httptools.HttpResponseParser
         self._splitter = EventSplitter()
-        self._record: Record
+        self._record: ClientRecord
         self._ended: asyncio.Future[None] | None = None
         self._read_s = 0.0
         self._refusal = b""
 
-    async def send(self, record: Record, request: bytes, timeout_s: float) -> None:
+    async def send(self, record: ClientRecord, request: bytes, timeout_s: float) -> None:
         """Send a request; returns when its answer has ended, failed or taken too long, which the record tells."""
         self._record, self._splitter, self._refusal = record, EventSplitter(), b""
         self._parser = httptools.HttpResponseParser(self)

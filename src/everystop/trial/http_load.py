@@ -22,7 +22,7 @@ from everystop.core.durations import NS_PER_S
 from everystop.core.errors import EverystopError
 from everystop.observe.distribution import distribution_ms
 from everystop.sim.workloads import Workload
-from everystop.trial.http_client import Connection, Record, Target
+from everystop.trial.http_client import ClientRecord, Connection, Target
 from everystop.trial.interrupts import Interrupt, delayed_interrupts
 
 
@@ -31,14 +31,14 @@ class LoadError(EverystopError):
 
 
 @dataclass(slots=True)
-class Run:
+class LoadRun:
     """All records of one run; `cpu_s` is the generator's own processor time, `start_ns` when the run began, by the
     monotonic clock.
     """
 
     workload: str
     num_clients: int
-    records: list[Record]
+    records: list[ClientRecord]
     cpu_s: float = 0.0
     start_ns: int = 0
 
@@ -78,7 +78,7 @@ def _unwatched(num_over: int, num_all: int) -> None:
 
 def run_load(
     workload: Workload, target: Target, num_clients: int | None = None, progress: Progress = _unwatched
-) -> Run:
+) -> LoadRun:
     """Send all jobs, wait for all ends; blocks. What went wrong stands in the records.
 
     Ctrl-C ends the load and raises KeyboardInterrupt; so do, with what they raise, the signals of `ended_in_order`.
@@ -91,7 +91,7 @@ def run_load(
     return run
 
 
-async def _unless_interrupted(load: Coroutine[Any, Any, Run], interrupt: Interrupt) -> Run | None:
+async def _unless_interrupted(load: Coroutine[Any, Any, LoadRun], interrupt: Interrupt) -> LoadRun | None:
     """The run, or None where a signal has cut it off."""
     loop, task = asyncio.get_running_loop(), asyncio.create_task(load)
     interrupt.then(lambda: loop.call_soon_threadsafe(task.cancel))
@@ -113,10 +113,10 @@ class Load:
         self._target = target
         self._progress = progress
         self._num_over = 0
-        records = [Record(i, job.group, len(job.prompt), job.max_tokens) for i, job in enumerate(workload.jobs)]
-        self._run = Run(workload.name, num_clients or workload.num_clients, records)
+        records = [ClientRecord(i, job.group, len(job.prompt), job.max_tokens) for i, job in enumerate(workload.jobs)]
+        self._run = LoadRun(workload.name, num_clients or workload.num_clients, records)
 
-    async def run(self) -> Run:
+    async def run(self) -> LoadRun:
         """Connect the clients, then start the clock and send."""
         waiting = iter([i for i, job in enumerate(self._jobs) if job.at_s is None])
         timed = [i for i, job in enumerate(self._jobs) if job.at_s is not None]
@@ -199,7 +199,7 @@ class Load:
         self._progress(self._num_over, len(self._jobs))
 
 
-def summarize(records: Sequence[Record]) -> dict[str, Any]:
+def summarize(records: Sequence[ClientRecord]) -> dict[str, Any]:
     """All figures of these records; times and rates of those that ended without error."""
     good = [record for record in records if record.error is None and not record.is_cut]
     num_cut = sum(record.is_cut for record in records)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from everystop.observe.comparison import RequestLine, Run
 from everystop.sim.workloads import Workload
-from everystop.trial.http_client import Record, Target
-from everystop.trial.http_load import Progress, run_load
-from everystop.trial.http_load import Run as Load
+from everystop.trial.http_client import ClientRecord, Target
+from everystop.trial.http_load import LoadRun, Progress, run_load
 
 
 def run_on_server(workload: Workload, target: Target, policy: str, repeat: int, progress: Progress) -> Run:
@@ -14,7 +13,7 @@ def run_on_server(workload: Workload, target: Target, policy: str, repeat: int, 
     return seen_by_clients(workload, run_load(workload, target, progress=progress), policy, repeat)
 
 
-def seen_by_clients(workload: Workload, done: Load, policy: str, repeat: int) -> Run:
+def seen_by_clients(workload: Workload, done: LoadRun, policy: str, repeat: int) -> Run:
     """A load as a run without a history."""
     scheduled = [workload.jobs[record.job].at_s for record in done.records]
     lines = tuple(_line(record, at_s) for record, at_s in zip(done.records, scheduled, strict=True))
@@ -29,7 +28,7 @@ def seen_by_clients(workload: Workload, done: Load, policy: str, repeat: int) ->
     )
 
 
-def _line(record: Record, scheduled_s: float | None) -> RequestLine:
+def _line(record: ClientRecord, scheduled_s: float | None) -> RequestLine:
     """A server that sends no usage does not say how many tokens it sent: then every event counts as one."""
     usage = record.usage
     return RequestLine(

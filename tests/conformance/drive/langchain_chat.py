@@ -8,8 +8,8 @@ import sys
 from langchain_openai import ChatOpenAI, OpenAI
 
 
-def drive(url: str, model: str) -> None:
-    """Asks the server at `url` (without /v1); raises what a client would see of a fault."""
+def drive(url: str, model: str) -> str:
+    """Asks the server at `url` (without /v1); raises what a client would see of a fault, returns the first answer."""
     where = {"base_url": f"{url}/v1", "api_key": "unused", "model": model, "max_retries": 0}
     chat = ChatOpenAI(**where, temperature=0, max_tokens=8)
     conversation = [("system", "Be brief."), ("human", "Name a colour.")]
@@ -34,7 +34,8 @@ def drive(url: str, model: str) -> None:
     assert extended.invoke(conversation).content is not None
     text = OpenAI(**where, temperature=0, max_tokens=6)
     assert "".join(text.stream("Hello")) == text.invoke("Hello")
+    return answer.content
 
 
 if __name__ == "__main__":
-    drive(*sys.argv[1:])
+    print(drive(*sys.argv[1:]))

@@ -16,8 +16,8 @@ import litellm
 MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]
 
 
-def drive(url: str, model: str) -> None:
-    """Asks the server at `url` (without /v1); raises what a client would see of a fault."""
+def drive(url: str, model: str) -> str:
+    """Asks the server at `url` (without /v1); raises what a client would see of a fault, returns an answer."""
     for provider in ("openai", "hosted_vllm"):
         where = {"model": f"{provider}/{model}", "api_base": f"{url}/v1", "api_key": "unused", "num_retries": 0}
         request: dict[str, Any] = {**where, "messages": MESSAGES, "temperature": 0, "max_tokens": 8}
@@ -38,6 +38,7 @@ def drive(url: str, model: str) -> None:
     text_request: dict[str, Any] = {"api_base": f"{url}/v1", "api_key": "unused", "temperature": 0, "max_tokens": 6}
     answer = litellm.text_completion(model=f"text-completion-openai/{model}", prompt="Hello", **text_request)
     assert answer.choices[0].text is not None
+    return text
 
 
 def raised(kind: type[Exception], call: Callable[[], Any]) -> Any:
@@ -50,4 +51,4 @@ def raised(kind: type[Exception], call: Callable[[], Any]) -> Any:
 
 
 if __name__ == "__main__":
-    drive(*sys.argv[1:])
+    print(drive(*sys.argv[1:]))

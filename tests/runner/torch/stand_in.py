@@ -150,7 +150,6 @@ class BoundedKernels(PlainKernels):
     """Plain kernels that can be captured for steps of one row a sequence: shapes follow the bounds alone."""
 
     name = "bounded PyTorch"
-    is_capturable = True
 
     def paged_attention(
         self,

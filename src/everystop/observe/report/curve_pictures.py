@@ -32,7 +32,7 @@ from everystop.observe.report.drawing import (
     time_axis,
 )
 from everystop.observe.report.grammar import LIGHT, Stroke, Theme, strokes
-from everystop.observe.report.words import in_time, significant
+from everystop.words import in_time, significant
 
 MAX_POINTS = 500
 NUM_MARKS = 9

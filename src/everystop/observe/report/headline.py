@@ -11,7 +11,7 @@ from everystop.observe.comparison import Comparison
 from everystop.observe.gains import Gain, Headline, headline
 from everystop.observe.ratios import Ratio
 from everystop.observe.report.use_picture import wasted_share
-from everystop.observe.report.words import in_time, listed, percent, significant
+from everystop.words import in_time, listed, percent, significant
 
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
 MAX_LOSSES = 6

@@ -30,7 +30,7 @@ from everystop.observe.report.sheets import Entry, Scale, Sheet, Timed, drawing_
 from everystop.observe.report.shown import shown_runs
 from everystop.observe.report.slot_picture import MIN_PX, end_line, lanes_of, rows_above, slot_chart
 from everystop.observe.report.use_picture import USE_LOOKS, slot_shares, slot_time, wasted_share
-from everystop.observe.report.words import in_time, percent
+from everystop.words import in_time, percent
 
 WIDE, HALF, NARROW = 1120.0, 548.0, 350.0
 TOP, FOOT = 4.0, 12.0  # pixels: the space above and below everything

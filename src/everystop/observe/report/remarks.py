@@ -14,8 +14,8 @@ from everystop.observe.ratios import METHOD
 from everystop.observe.report.grammar import strokes
 from everystop.observe.report.request_pictures import MAX_ROWS, changes, extremes, tally
 from everystop.observe.report.shown import shown_runs
-from everystop.observe.report.words import in_time
 from everystop.observe.wording import counted
+from everystop.words import in_time
 
 
 def facts(comparison: Comparison) -> Iterator[str]:

@@ -11,7 +11,7 @@ from everystop.observe.comparison import Comparison
 from everystop.observe.report.curves import thinned
 from everystop.observe.report.drawing import SMALL, colour_of, dress, matplotlib, owned, size_px, text_px
 from everystop.observe.report.grammar import LIGHT, Theme, strokes
-from everystop.observe.report.words import in_time
+from everystop.words import in_time
 
 SAME = 1.02  # a smaller change than this is none
 MAX_ROWS = 150

@@ -22,7 +22,7 @@ from everystop.observe.report.curves import (
 from everystop.observe.report.request_pictures import Change, changes
 from everystop.observe.report.shown import shown_runs
 from everystop.observe.report.use_picture import slot_shares
-from everystop.observe.report.words import in_time, percent, significant
+from everystop.words import in_time, percent, significant
 
 MAX_ROWS = 500
 NUM_SPANS = 10

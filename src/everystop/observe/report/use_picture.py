@@ -8,8 +8,8 @@ from typing import Any
 from everystop.observe.comparison import Run
 from everystop.observe.report.drawing import SMALL, TEXT, dress, matplotlib, size_px, text_px
 from everystop.observe.report.grammar import LIGHT, LOOKS, Look, Theme, Use
-from everystop.observe.report.words import percent
 from everystop.observe.slot_use import USES, slot_use
+from everystop.words import percent
 
 WASTE = ("held", "padding")
 USE_LOOKS = {

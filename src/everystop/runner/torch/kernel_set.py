@@ -20,10 +20,6 @@ class KernelSet(Protocol):
     def is_invariant(self) -> bool:
         """A row's result does not depend on the other rows of its step, to the bit."""
 
-    @property
-    def is_capturable(self) -> bool:
-        """A step may be captured as a CUDA graph: nothing depends on numbers that only the host sees."""
-
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [T, K] · weight [N, K]ᵀ + bias [N], in the dtype of x."""
 

@@ -9,7 +9,7 @@ from everystop.core.plan import Admitted, StepPlan
 from everystop.core.request import SamplingParams
 from everystop.core.rows import Row
 from everystop.runner.torch.loading import TorchModel
-from everystop.runner.torch.runner import RunnerLimits, TorchRunner, bytes_per_block
+from everystop.runner.torch.runner import RunnerLimits, TorchRunner
 from everystop.runner.torch.tables import Tables
 
 MIB = 1 << 20
@@ -116,8 +116,3 @@ def largest_step(num_tokens: int, num_rows: int, max_model_len: int, block_size:
         plan.rows.append(Row(-2 - i, known - num, num, 0, num - 1))
         left -= num
     return plan
-
-
-def cache_bytes(model: TorchModel, num_blocks: int, block_size: int) -> int:
-    """Bytes of a cache of so many blocks and the spare one."""
-    return (num_blocks + 1) * bytes_per_block(model.spec, block_size, model.torch_dtype)

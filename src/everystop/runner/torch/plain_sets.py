@@ -20,7 +20,6 @@ class PlainKernels:
 
     name = "PyTorch"
     is_invariant = False
-    is_capturable = False  # attention of several rows a sequence reads their number on the host
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [T, K] · weight [N, K]ᵀ + bias [N]."""

@@ -15,7 +15,6 @@ class TritonKernels:
 
     name = "Triton"
     is_invariant = False
-    is_capturable = True
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """By cuBLAS, which chooses an algorithm by the number of rows."""
