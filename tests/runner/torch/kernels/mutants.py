@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -19,3 +20,10 @@ def mutant(module: ModuleType, old: str, new: str, folder: Path) -> ModuleType:
     changed = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(changed)
     return changed
+
+
+def mutant_above(module: ModuleType, below: ModuleType, old: str, new: str, folder: Path) -> ModuleType:
+    """A copy of a module over such a mutant of one that it imports."""
+    changed = mutant(below, old, new, folder)
+    sys.modules[changed.__name__] = changed
+    return mutant(module, below.__name__, changed.__name__, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,12 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from tests.runner.torch.kernels.mutants import mutant
+from tests.runner.torch.kernels.mutants import mutant, mutant_above
 from tests.runner.torch.kernels.sampling_cases import Row, batch_of
 
 from everystop import _native
 from everystop.runner.torch.batch import FAILED, SamplingBatch
-from everystop.runner.torch.kernels import reference, sampling
+from everystop.runner.torch.kernels import cuts, reference, sampling
 
 Sample = Callable[[torch.Tensor, SamplingBatch], torch.Tensor]
 
@@ -219,21 +220,24 @@ def test_no_rows(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("module", "old", "new"),
     [
-        ("key0 += 0x9E3779B9", "key0 += 0x9E3779B8"),
-        ("(key == cut_key) & (ids <= cut_id)", "(key == cut_key)"),
-        ("k - above.to(tl.int32)", "k - above.to(tl.int32) + 1"),
-        ("target = (p * all_kept.to(tl.float64))", "target = (p * p * all_kept.to(tl.float64))"),
-        ("bits ^ ((bits >> 31) & 0x7FFFFFFF)", "bits"),
-        ("weight.to(tl.float64) >= tl.load(min_ps_ptr + row)", "weight > 0.0"),
-        ("tiles == tile - 1", "tiles == tile"),
-        ("(count > 0) | (in_prompt != 0)", "(count > 0)"),
-        ("word >> (ids % 32)", "word >> (ids % 31)"),
-        ("tl.where(reach_a, first, low)", "first"),
+        (sampling, "key0 += 0x9E3779B9", "key0 += 0x9E3779B8"),
+        (cuts, "(key == cut_key) & (ids <= cut_id)", "(key == cut_key)"),
+        (cuts, "k - above.to(tl.int32)", "k - above.to(tl.int32) + 1"),
+        (cuts, "target = (p * all_kept.to(tl.float64))", "target = (p * p * all_kept.to(tl.float64))"),
+        (cuts, "bits ^ ((bits >> 31) & 0x7FFFFFFF)", "bits"),
+        (sampling, "weight.to(tl.float64) >= tl.load(min_ps_ptr + row)", "weight > 0.0"),
+        (sampling, "tiles == tile - 1", "tiles == tile"),
+        (sampling, "(count > 0) | (in_prompt != 0)", "(count > 0)"),
+        (sampling, "word >> (ids % 32)", "word >> (ids % 31)"),
+        (cuts, "tl.where(reach_a, first, low)", "first"),
     ],
 )
-def test_wrong_kernels_are_told_from_the_right_one(old: str, new: str, tmp_path: Path, device: torch.device) -> None:
-    wrong = mutant(sampling, old, new, tmp_path)
+def test_wrong_kernels_are_told_from_the_right_one(
+    module: ModuleType, old: str, new: str, tmp_path: Path, device: torch.device
+) -> None:
+    is_below = module is cuts
+    wrong = mutant_above(sampling, cuts, old, new, tmp_path) if is_below else mutant(sampling, old, new, tmp_path)
     with pytest.raises(AssertionError):
         check_sizes(wrong.sample, device)
