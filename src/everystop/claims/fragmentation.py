@@ -9,7 +9,7 @@ from typing import Any
 from everystop.claims.claim import Claim
 from everystop.claims.findings import Condition, Findings, Source, counted, exact
 from everystop.claims.kv_memory import MemoryUse, memory_use
-from everystop.claims.lab import KV_CACHE_TOKENS, NUM_SLOTS, Lab, Trial
+from everystop.claims.lab import KV_CACHE_TOKENS, NUM_SLOTS, PREFILL_UNBOUNDED, Lab, Trial
 from everystop.claims.plots import frame, one_panel
 from everystop.observe.report.drawing import SMALL
 from everystop.observe.report.grammar import LOOKS, Theme, Use
@@ -38,7 +38,8 @@ def conversations() -> Workload:
 def measure(lab: Lab) -> Findings:
     """Every block size with the real allocator in virtual time, three of them on the server."""
     workload = conversations()
-    trials = {size: Trial(workload, "continuous", {"block_size": size}) for size in SIZES}
+    flags = [{"block_size": size, **PREFILL_UNBOUNDED} for size in SIZES]
+    trials = {size: Trial(workload, "continuous", each) for size, each in zip(SIZES, flags, strict=True)}
     virtual = {size: memory_use(lab.simulate(trials[size], ANY_COST), size) for size in SIZES}
     runs = lab.runs({f"blocks of {size} tokens": trials[size] for size in MEASURED_SIZES}, once=True)
     real = {size: memory_use(each[0], size) for size, each in zip(MEASURED_SIZES, runs.values(), strict=True)}
@@ -71,7 +72,8 @@ def measure(lab: Lab) -> Findings:
         how=f"{NUM_JOBS} requests on {NUM_SLOTS} slots, prompts log-normal from 30 to 600 tokens, answers from 16 to "
         "256. After each step it is counted how many tokens stand in the cache and how many the blocks in use have "
         f"room for. The real allocator in virtual time; on the server with blocks of "
-        f"{listed([str(size) for size in MEASURED_SIZES])}. Contiguous reservation is arithmetic on the same steps.",
+        f"{listed([str(size) for size in MEASURED_SIZES])}. `--max-prefill-per-decode 0`, or the steps would depend on "
+        "who of those that are sent at once has arrived. Contiguous reservation is arithmetic on the same steps.",
         conditions=(
             Condition(figure=window, at_least=LEAST_CONTIGUOUS),
             Condition(figure=paged[DEFAULT_SIZE], at_most=MOST_PAGED),

@@ -18,6 +18,7 @@ from everystop.trial.virtual import VirtualRun
 
 NUM_SLOTS = 16
 KV_CACHE_TOKENS = 46_592  # a GiB of SmolLM2-135M in float16, whatever the block size
+PREFILL_UNBOUNDED = {"max_prefill_per_decode": 0}  # prompts take what a step may hold, whatever decodes and waits
 FILL_WAIT_MS = 1000  # a static batch of requests that are all there is full long before
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from everystop.claims.claim import Claim
 from everystop.claims.clients import itl_s, mean_ttft_s
 from everystop.claims.findings import Condition, Figure, Findings, measured
 from everystop.claims.full_batch import equal_answers, ratios
-from everystop.claims.lab import Lab, Trial
+from everystop.claims.lab import PREFILL_UNBOUNDED, Lab, Trial
 from everystop.claims.plots import draw_line, frame, log_ticks, note, threshold, two_panels
 from everystop.claims.steps import timed_steps
 from everystop.observe.comparison import Run
@@ -24,7 +24,6 @@ ROWS = (16, 64)
 MOST_HOST = 0.05
 CHUNKS = (32, 64, 128, 256, 512, 2048)
 SMALL, WHOLE = 64, CHUNKS[-1]
-UNBOUNDED = {"max_prefill_per_decode": 0}  # or no chunk beside decoders would be longer, whatever a step may hold
 NUM_CLIENTS, NUM_JOBS, EVERY = 9, 48, 8
 CHAT, PROMPT = (32, 64), 1200
 MOST_BOUNDED, LEAST_UNBOUNDED = 0.2, 10.0
@@ -46,7 +45,7 @@ def measure(lab: Lab) -> Findings:
     """The host's share of steps, then the same chats at each limit on the tokens of a step."""
     hosts = {rows: host_figures(lab, rows) for rows in ROWS}
     interrupted = chats(interrupted=True)
-    limits: list[dict[str, Any]] = [{"max_num_batched_tokens": chunk, **UNBOUNDED} for chunk in CHUNKS]
+    limits: list[dict[str, Any]] = [{"max_num_batched_tokens": chunk, **PREFILL_UNBOUNDED} for chunk in CHUNKS]
     trials = {f"{c} tokens a step": Trial(interrupted, "continuous", f) for c, f in zip(CHUNKS, limits, strict=True)}
     trials["calm"] = Trial(chats(interrupted=False), "continuous")
     *named, calm = lab.runs(trials).values()
