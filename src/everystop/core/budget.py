@@ -13,7 +13,7 @@ MARGIN_DEVIATIONS = 2
 
 def prefill_beside(num_decoders: int, num_others: int, per_decode: int | None) -> int | None:
     """Most prompt tokens of a step in which so many decode, while so many others could be computed that have no token
-    yet; None where there is no such limit.
+    yet, or have lost what they had computed; None where there is no such limit.
 
     A step lasts as long for all, so a chunk is a gap for each decoder, and a token sooner for each of the others. Where
     the decoders are as many or more, the chunk may be as long as makes the step last some times what they take alone:

@@ -36,11 +36,11 @@ class Dealer:
         num_left = limits.max_num_batched_tokens - len(decoders)
         num_left = max(min(num_left, 1), num_left - batch.num_padded)
         time = self._time_budget(decoders, view)
-        most = limits.max_num_prefill_tokens
+        caps = [limits.max_num_prefill_tokens]
         if time is None:
             num_others = len(prefilling) + min(view.num_waiting, len(batch.free_slots))
-            beside = prefill_beside(len(decoders), num_others, limits.max_prefill_per_decode)
-            most = most if beside is None else min(beside, beside if most is None else most)
+            caps.append(prefill_beside(len(decoders), num_others, limits.max_prefill_per_decode))
+        most = min((cap for cap in caps if cap is not None), default=None)
         budget = StepBudget(num_left, most, self._kv.block_size, time, limits.max_num_scored_tokens)
         return Draft(plan, view.now_ns, budget, decoders, guest), prefilling
 
