@@ -19,7 +19,7 @@ export class Recording {
     button.addEventListener("click", () => this.#press());
   }
 
-  /** A message is about to be taken: one that tells all anew ends the recording, for positions begin again.
+  /** A message is about to be taken: one that tells all anew ends the recording, for the page then forgets what it knew.
    * @param {boolean} isFull
    */
   before(isFull) {
