@@ -132,7 +132,7 @@ class Attender:
         num_rows: int,
         context: int,
         num_threads: int,
-        kv_cache_dtype: str = "float16",
+        kv_cache_dtype: str = "int8",
     ) -> None:
         blocks_a_row = -(-context // BLOCK_SIZE)
         head_bytes = {"float16": 4 * shapes.head_dim, "int8": 2 * shapes.head_dim + 8}[kv_cache_dtype]

@@ -10,7 +10,7 @@
 - `walk`: all linear layers of a step one after the other, the output projection with them; of a model too large for
   this machine some layers. At one row the share is of what a loop gets that only reads the same bytes with the same
   threads, in turns with it.
-- `attention`: decoding rows over long contexts of K and V in float16, in memory; the share is of a loop that only reads
+- `attention`: decoding rows over long contexts of K and V in int8, in memory; the share is of a loop that only reads
   as many bytes.
 - `int8_cache`: the same with K and V in int8, in turns with float16; the ratio of their times, as for invariance.
 - `invariance`: the same kernels with the constraint lifted: K split over threads (a matrix of as many bytes with twice
@@ -171,7 +171,7 @@ def attender_of(bench: Bench, shapes: Shapes, num_rows: int, context: int, kv_ca
 
 def show_attention(bench: Bench, shapes: Shapes) -> None:
     for num_rows, context in ATTENTION:
-        attender = attender_of(bench, shapes, num_rows, context, "float16")
+        attender = attender_of(bench, shapes, num_rows, context, "int8")
         memory = aligned(np.ones(attender.num_bytes, dtype=np.uint8))
         times, reads = bench.against_read(lambda: bench.times(attender.times_ns), [memory])  # noqa: B023
         rate, loop_rate = attender.num_bytes / min(times), attender.num_bytes / min(reads)

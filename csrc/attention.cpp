@@ -49,9 +49,10 @@ double element(const void* data, KvType type, int64_t index) {
 
 // What elements of a head whose keys begin at `index` are multiplied by, of token `offset` in its block.
 double scale(const KvLayout& layout, const void* keys, int64_t index, int64_t offset, bool of_values) {
-  if (layout.type != KvType::int8) return 1.0;
+  if (!layout.is_integer()) return 1.0;
   float value;
-  const int8_t* scales = static_cast<const int8_t*>(keys) + index + layout.head_dim * layout.block_size;
+  const int64_t end = index + layout.unscaled_key_rows() * layout.block_size;
+  const uint8_t* scales = static_cast<const uint8_t*>(keys) + end * layout.element_bytes();
   std::memcpy(&value, scales + 4 * (offset + (of_values ? layout.block_size : 0)), sizeof value);
   return value;
 }
@@ -73,7 +74,7 @@ void attend_naive(const KvLayout& layout, const void* keys, const void* values, 
         const int64_t first = first_key(t);
         double score = 0.0;
         for (int64_t d = 0; d < dim; ++d)
-          score += q[d] * element(keys, layout.type, first + d * size + t % size);
+          score += q[d] * element(keys, layout.type, first + layout.key_index(d, t % size));
         weights[static_cast<size_t>(t)] = score * scale(layout, keys, first, t % size, false) * tile.scale;
         largest = std::max(largest, weights[static_cast<size_t>(t)]);
       }
@@ -81,10 +82,10 @@ void attend_naive(const KvLayout& layout, const void* keys, const void* values, 
       for (int64_t d = 0; d < dim; ++d) {
         double total = 0.0;
         for (int64_t t = 0; t < num_keys; ++t) {
-          const int64_t value = tile.block_table[t / size] * layout.block_stride +
-                                (tile.kv_head * size + t % size) * layout.value_stride();
+          const int64_t value =
+              tile.block_table[t / size] * layout.block_stride + tile.kv_head * size * layout.value_stride();
           total += weights[static_cast<size_t>(t)] * scale(layout, keys, first_key(t), t % size, true) *
-                   element(values, layout.type, value + d);
+                   element(values, layout.type, value + layout.value_index(t % size, d));
         }
         tile.out[row * tile.out_stride + head * dim + d] = static_cast<float>(total / sum);
       }

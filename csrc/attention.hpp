@@ -3,8 +3,12 @@
 // The keys of a row at position p are cut at fixed multiples of 256 of the request's own positions. Inside a
 // split, scores are summed over ascending dimensions, softmax weights over 16 lanes (position mod 16) and
 // then in a fixed tree, values over ascending positions; splits are merged from the first to the last. So a
-// row does the same arithmetic in a decode step, in any prefill chunk, and for every block size. Of int8 keys
-// the scale multiplies a finished score, of int8 values the weight.
+// row does the same arithmetic in a decode step, in any prefill chunk, and for every block size. Of integer
+// keys the scale multiplies a finished score, of integer values the weight.
+//
+// Over int8 the sums of products are integers: a query is rounded to a grid of its own of 16 bits, and so are
+// the weights of a split, times the scales of the values; where a sum could exceed 32 bits, to a coarser one.
+// Twice as many products fit into an instruction as in float32.
 #pragma once
 
 #include <cstdint>

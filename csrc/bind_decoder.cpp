@@ -417,6 +417,15 @@ Output<float, 2> py_rope(Input<float, 2> x, Input<float, 1> inv_freq, int64_t po
   return out;
 }
 
+// x [H, head_dim] with what stands out in each head spread over it.
+Output<float, 2> py_spread(Input<float, 2> x) {
+  auto [out, data] = make_array<float, 2>({x.shape(0), x.shape(1)});
+  std::memcpy(data, x.data(), x.size() * sizeof(float));
+  const int64_t dim = static_cast<int64_t>(x.shape(1));
+  for (size_t h = 0; h < x.shape(0); ++h) decoder_kernels().spread(data + static_cast<int64_t>(h) * dim, dim);
+  return out;
+}
+
 // Attention of q [T, H, d] at positions first_position … over k, v [first_position + T, KV, d], stored in the
 // blocks of block_table first. Rows go in tiles of at most tile_rows.
 Output<float, 3> py_attention(Input<float, 3> q, Input<float, 3> k, Input<float, 3> v, int64_t first_position,
@@ -556,6 +565,8 @@ void bind_decoder(nb::module_& m) {
         "gate / (1 + exp(-gate)) · up, [R, n].");
   m.def("rope", &py_rope, "x"_a.noconvert(), "inv_freq"_a.noconvert(), "position"_a, "factor"_a = 1.0f,
         "naive"_a = false, "Heads x [H, 2 · len(inv_freq)] rotated to a position.");
+  m.def("spread", &py_spread, "x"_a.noconvert(),
+        "x [H, d] after a Hadamard transform of blocks of 64, 32 or 16, if d is a multiple of one of them.");
   m.def("attention", &py_attention, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(),
         "first_position"_a, "block_size"_a, "block_table"_a.noconvert(), "kv_cache_dtype"_a = "float32",
         "tile_rows"_a = 1, "naive"_a = false,

@@ -356,7 +356,10 @@ void Decoder::copy_blocks(const int32_t* copies, int64_t num_copies) {
 // one.
 template <class F>
 void Decoder::for_rows(int64_t num_rows, int64_t cost, F&& body) {
-  const int64_t rows_per_share = std::max<int64_t>(1, kSerialCost / 2 / std::max<int64_t>(cost, 1));
+  // Keys and values of neighbours share lines of the cache, which two threads that write them would fight
+  // over.
+  const int64_t least = std::min<int64_t>(32, num_rows / (2 * team_.size()));
+  const int64_t rows_per_share = std::max({int64_t{1}, least, kSerialCost / 2 / std::max<int64_t>(cost, 1)});
   if (num_rows * cost <= kSerialCost || rows_per_share >= num_rows) {
     for (int64_t row = 0; row < num_rows; ++row) body(row, 0);
     return;
@@ -434,6 +437,7 @@ void Decoder::rotate_and_store(int64_t layer) {
       const float* norm = head < c.num_heads ? w.q_norm : w.k_norm;
       if (norm != nullptr) kernels_.rms_norm(h, norm, c.head_dim, c.rms_norm_eps, h);
       kernels_.rotate_half(h, cosines_.get() + t * half, sines_.get() + t * half, half);
+      if (cache_.layout().is_integer()) kernels_.spread(h, c.head_dim);  // both sides of a score
     }
     store(tokens_[static_cast<size_t>(t)], layer, x + c.q_size(), x + c.q_size() + c.kv_size());
   });

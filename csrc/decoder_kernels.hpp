@@ -21,6 +21,9 @@ struct DecoderKernels {
   void (*add)(float* x, const float* delta, int64_t n);
   // Rotates the pairs (x[i], x[i + half]) by the angles whose cosines and sines are given [half].
   void (*rotate_half)(float* x, const float* cosines, const float* sines, int64_t half);
+  // Spreads what stands out in a head x[n]: a Hadamard transform, of length 1, of blocks of 64, 32 or 16, the
+  // longest that n is a multiple of; of other heads nothing.
+  void (*spread)(float* x, int64_t n);
   // out[n] = gate / (1 + exp(-gate)) · up.
   void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);
   // Widens n halves.

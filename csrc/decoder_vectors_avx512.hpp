@@ -5,7 +5,9 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
+#include "hadamard_avx512.hpp"
 #include "kv_cache.hpp"
 
 namespace everystop {
@@ -19,6 +21,13 @@ constexpr int kTileDims = 4;
 
 struct Vec16 {
   __m512 v;
+};
+// 16 pairs of int16, and sums of their products.
+struct Pairs16 {
+  __m512i v;
+};
+struct Sums16 {
+  __m512i v;
 };
 
 inline __mmask16 first_lanes(int64_t n) {
@@ -36,10 +45,6 @@ inline Vec16 load(const float* p) {
 }
 inline Vec16 load(const Half* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
-}
-inline Vec16 load(const int8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
 }
 // Lanes n and above are `rest`; nothing beyond p[n - 1] is read.
 inline Vec16 load_first(const float* p, int64_t n, float rest) {
@@ -95,6 +100,66 @@ inline uint32_t equal_mask(Vec16 a, Vec16 b) {
 inline Vec16 power_of_two(Vec16 x) {
   return {_mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_add_epi32(_mm512_castps_si512(x.v), _mm512_set1_epi32(127)), 23))};
+}
+
+// x · 2^n for integers n = shifted - 1.5 · 2^23, where neither x nor that leaves the normal numbers
+inline Vec16 times_power_of_two(Vec16 x, Vec16 shifted) {
+  return {_mm512_castsi512_ps(
+      _mm512_add_epi32(_mm512_castps_si512(x.v), _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23)))};
+}
+inline __m256 low_half(__m512 x) {
+  return _mm512_castps512_ps256(x);
+}
+inline __m256 high_half(__m512 x) {
+  return _mm512_extractf32x8_ps(x, 1);
+}
+// The sum of the lanes in a fixed tree: lanes 8 apart, then 4, 2 and 1.
+inline float sum_lanes(Vec16 x) {
+  const __m256 eight = _mm256_add_ps(low_half(x.v), high_half(x.v));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+// The greatest lane; where lanes are NaN, that or any other.
+inline float max_lanes(Vec16 x) {
+  const __m256 eight = _mm256_max_ps(low_half(x.v), high_half(x.v));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+// The Hadamard transform of the 16 lanes.
+inline Vec16 hadamard_lanes(Vec16 x) {
+  return {hadamard_lanes(x.v)};
+}
+
+inline Sums16 no_sums() {
+  return {_mm512_setzero_si512()};
+}
+inline Pairs16 load_pairs(const int8_t* p) {
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+// The pair p[0], p[1] in every place.
+inline Pairs16 splat_pair(const int16_t* p) {
+  int32_t pair;
+  std::memcpy(&pair, p, sizeof pair);
+  return {_mm512_set1_epi32(pair)};
+}
+// Adds to each sum both products of a pair of a and one of b. In assembly, since gcc 12 copies the sums to
+// and fro around its own intrinsic when most registers hold one.
+inline Sums16 add_products(Pairs16 a, Pairs16 b, Sums16 sums) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(sums.v) : "v"(a.v), "v"(b.v));
+  return sums;
+}
+inline Vec16 to_floats(Sums16 sums) {
+  return {_mm512_cvtepi32_ps(sums.v)};
+}
+// The integers nearest to x, ties to even, which must fit.
+inline void store_rounded(int16_t* p, Vec16 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x.v)));
+}
+inline void store_rounded(int8_t* p, Vec16 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "hadamard.hpp"
 #include "kv_cache.hpp"
 
 namespace everystop {
@@ -20,6 +21,13 @@ typedef int32_t Ints4 __attribute__((vector_size(16)));
 
 struct Vec16 {
   Floats4 q[4];
+};
+// 16 pairs of int16, and sums of their products.
+struct Pairs16 {
+  int16_t of[32];
+};
+struct Sums16 {
+  int32_t of[16];
 };
 
 template <class F>
@@ -76,11 +84,6 @@ inline Vec16 load(const Half* p) {
   for (int i = 0; i < 16; ++i) lanes[i] = widen_half(p[i].bits);
   return load(lanes);
 }
-inline Vec16 load(const int8_t* p) {
-  float lanes[16];
-  for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(p[i]);
-  return load(lanes);
-}
 inline Vec16 load_first(const float* p, int64_t n, float rest) {
   float lanes[16];
   for (int64_t i = 0; i < 16; ++i) lanes[i] = i < n ? p[i] : rest;
@@ -126,6 +129,22 @@ inline Vec16 keep_first(const Vec16& x, int64_t n, float rest) {
   store(lanes, x);
   return load_first(lanes, n, rest);
 }
+// The sum of the lanes in a fixed tree: lanes 8 apart, then 4, 2 and 1.
+inline float sum_lanes(const Vec16& x) {
+  float lanes[16];
+  store(lanes, x);
+  for (int width = 8; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+// The greatest lane; where lanes are NaN, that or any other.
+inline float max_lanes(const Vec16& x) {
+  float lanes[16];
+  store(lanes, x);
+  for (int i = 1; i < 16; ++i) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
+  return lanes[0];
+}
 inline uint32_t lanes_of(const Ints4& mask, int first) {
   uint32_t lanes = 0;
   for (int i = 0; i < 4; ++i) lanes |= static_cast<uint32_t>(mask[i] & 1) << (first + i);
@@ -149,6 +168,66 @@ inline Vec16 power_of_two(const Vec16& x) {
   Vec16 out;
   std::memcpy(&out, bits, sizeof bits);
   return out;
+}
+
+// x · 2^n for integers n = shifted - 1.5 · 2^23, where neither x nor that leaves the normal numbers
+inline Vec16 times_power_of_two(const Vec16& x, const Vec16& shifted) {
+  uint32_t bits[16], powers[16];
+  std::memcpy(bits, &x, sizeof bits);
+  std::memcpy(powers, &shifted, sizeof powers);
+  for (int i = 0; i < 16; ++i) bits[i] += powers[i] << 23;
+  Vec16 out;
+  std::memcpy(&out, bits, sizeof bits);
+  return out;
+}
+
+// The Hadamard transform of the 16 lanes.
+inline Vec16 hadamard_lanes(const Vec16& x) {
+  float lanes[16];
+  store(lanes, x);
+  hadamard(lanes, 16);
+  return load(lanes);
+}
+
+inline Sums16 no_sums() {
+  return {};
+}
+inline Pairs16 load_pairs(const int8_t* p) {
+  Pairs16 pairs;
+  for (int i = 0; i < 32; ++i) pairs.of[i] = p[i];
+  return pairs;
+}
+// The pair p[0], p[1] in every place.
+inline Pairs16 splat_pair(const int16_t* p) {
+  Pairs16 pairs;
+  for (int i = 0; i < 32; ++i) pairs.of[i] = p[i % 2];
+  return pairs;
+}
+// Adds to each sum both products of a pair of a and one of b; wraps around where they are too large.
+inline Sums16 add_products(const Pairs16& a, const Pairs16& b, const Sums16& sums) {
+  Sums16 out;
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t products = static_cast<uint32_t>(a.of[2 * i] * b.of[2 * i]) +
+                              static_cast<uint32_t>(a.of[2 * i + 1] * b.of[2 * i + 1]);
+    out.of[i] = static_cast<int32_t>(static_cast<uint32_t>(sums.of[i]) + products);
+  }
+  return out;
+}
+inline Vec16 to_floats(const Sums16& sums) {
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(sums.of[i]);
+  return load(lanes);
+}
+// The integers nearest to x, ties to even, which must fit.
+inline void store_rounded(int16_t* p, const Vec16& x) {
+  float lanes[16];
+  store(lanes, x);
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<int16_t>(bits_of(lanes[i] + 12582912.0f));
+}
+inline void store_rounded(int8_t* p, const Vec16& x) {
+  int16_t wide[16];
+  store_rounded(wide, x);
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(wide[i]);
 }
 
 }  // namespace

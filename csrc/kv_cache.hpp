@@ -5,10 +5,14 @@
 //   keys    [num_kv_heads][key_rows][block_size]       token-minor: 16 tokens' scores at a time
 //   values  [num_kv_heads][block_size][value_stride]   dim-minor, rows padded with zeros
 //
-// A head's key_rows are its head_dim. Where elements are int8, a token's keys of a head share one scale and
-// its values another, which depend on that token alone; eight rows more, as bytes, hold them: float
-// [block_size] of the keys, then of the values. They lie behind the keys, so that what fetches keys brings
-// them too.
+// Where elements are int8, a token's keys of a head share one scale and its values another, which depend on
+// that token alone. Eight rows behind the keys of a head hold them, so that what fetches keys brings them
+// too: float [block_size] of the keys, then of the values. And elements lie in pairs, which one instruction
+// multiplies and adds: of keys, two dimensions of a token beside each other, of values, two tokens' same
+// dimension:
+//
+//   keys    [num_kv_heads][key_rows / 2][block_size][2]
+//   values  [num_kv_heads][block_size / 2][value_stride][2]
 //
 // Example, block_size 32: position 70 of a request is token 6 of block block_table[2].
 #pragma once
@@ -34,9 +38,20 @@ struct KvLayout {
   KvType type;               // elements are float, Half or int8_t
   int64_t block_stride = 0;  // elements from a block to the next, of all layers; set by KvCache
 
-  int64_t key_rows() const { return type == KvType::int8 ? head_dim + 8 : head_dim; }
+  bool is_integer() const { return type == KvType::int8; }
+  // Without scales; an odd head_dim has a row of zeros more where keys lie in pairs.
+  int64_t unscaled_key_rows() const { return is_integer() ? (head_dim + 1) / 2 * 2 : head_dim; }
+  int64_t key_rows() const { return unscaled_key_rows() + (is_integer() ? 8 : 0); }
   int64_t value_stride() const { return (head_dim + 15) / 16 * 16; }
   int64_t element_bytes() const { return type == KvType::float32 ? 4 : type == KvType::float16 ? 2 : 1; }
+  // Of dimension d of token t, from the first key of a head in a block.
+  int64_t key_index(int64_t d, int64_t t) const {
+    return is_integer() ? (d / 2 * block_size + t) * 2 + d % 2 : d * block_size + t;
+  }
+  // The same of its values, from the first one.
+  int64_t value_index(int64_t t, int64_t d) const {
+    return is_integer() ? (t / 2 * value_stride() + d) * 2 + t % 2 : t * value_stride() + d;
+  }
   int64_t key_block_elements() const { return num_kv_heads * key_rows() * block_size; }
   int64_t value_block_elements() const { return num_kv_heads * block_size * value_stride(); }
   int64_t bytes_per_layer_block() const {

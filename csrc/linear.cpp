@@ -92,7 +92,7 @@ void pack_int8_tile(const float* w, int64_t outputs, int64_t k, int offset, Weig
     std::memset(group.scales, 0, sizeof group.scales);
     for (int64_t o = 0; o < outputs; ++o) {
       group.scales[o] = quantize_group(w + o * k + g * kGroup, inputs, q);
-      for (int64_t i = 0; i < inputs; ++i) {
+      for (int64_t i = 0; i < kGroup; ++i) {
         group.values[i / 4][o][i % 4] = static_cast<uint8_t>(q[i] + offset);
       }
     }

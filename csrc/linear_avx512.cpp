@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "hadamard_avx512.hpp"
 #include "linear_kernels.hpp"
 #include "quantize.hpp"
 
@@ -132,6 +133,16 @@ void float32_tile(const float* weights, const float* activations, int rows, int6
   }
 }
 
+// The Hadamard transform of a block of 64, without a factor.
+inline void hadamard(__m512 (&x)[4]) {
+  const __m512 a = _mm512_add_ps(x[0], x[2]), b = _mm512_add_ps(x[1], x[3]);
+  const __m512 c = _mm512_sub_ps(x[0], x[2]), d = _mm512_sub_ps(x[1], x[3]);
+  x[0] = hadamard_lanes(_mm512_add_ps(a, b));
+  x[1] = hadamard_lanes(_mm512_sub_ps(a, b));
+  x[2] = hadamard_lanes(_mm512_add_ps(c, d));
+  x[3] = hadamard_lanes(_mm512_sub_ps(c, d));
+}
+
 // Quantises one group of 64 inputs, of which those in `valid` exist, into int8 quads `stride` bytes apart.
 void quantize_quads(const float* x, uint64_t valid, uint8_t* quads, int64_t stride, float* scale,
                     int32_t* start) {
@@ -139,6 +150,9 @@ void quantize_quads(const float* x, uint64_t valid, uint8_t* quads, int64_t stri
   __m512i largest_bits = _mm512_setzero_si512();
   for (int i = 0; i < 4; ++i) {
     value[i] = _mm512_maskz_loadu_ps(static_cast<__mmask16>(valid >> (16 * i)), x + 16 * i);
+  }
+  hadamard(value);
+  for (int i = 0; i < 4; ++i) {
     const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(value[i]), _mm512_set1_epi32(0x7fffffff));
     largest_bits = _mm512_max_epi32(largest_bits, magnitude);
   }
@@ -154,7 +168,7 @@ void quantize_quads(const float* x, uint64_t valid, uint8_t* quads, int64_t stri
     _mm_store_si128(reinterpret_cast<__m128i*>(bytes), _mm512_cvtsepi32_epi8(q));
     for (int j = 0; j < 4; ++j) std::memcpy(quads + (4 * i + j) * stride, &bytes[j], 4);
   }
-  *scale = zero ? 0.0f : largest / 127.0f;
+  *scale = zero ? 0.0f : largest / 127.0f * kHadamardScale;
   *start = static_cast<int32_t>(-128u * static_cast<uint32_t>(_mm512_reduce_add_epi32(total)));
 }
 
@@ -185,7 +199,7 @@ int64_t dot_in_registers(int64_t iterations, int32_t* sink) {
 
 const LinearKernels& linear_kernels_avx512() {
   static constexpr LinearKernels kernels{
-      "int8-g64-u8x32-v1", "float32-x32-v1", kMaxRows,  128,
+      "int8-g64-u8x32-v2", "float32-x32-v1", kMaxRows,  128,
       dot_in_registers,    quantize_tile,    int8_tile, float32_tile,
   };
   return kernels;

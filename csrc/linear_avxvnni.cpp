@@ -19,7 +19,7 @@ namespace everystop {
 
 const LinearKernels& linear_kernels_avxvnni() {
   static constexpr LinearKernels kernels{
-      "int8-g64-u8x32-v1", "float32-x32-v1", kMaxRows,  kWeightOffset,
+      "int8-g64-u8x32-v2", "float32-x32-v1", kMaxRows,  kWeightOffset,
       dot_in_registers,    quantize_tile,    int8_tile, float32_tile,
   };
   return kernels;

@@ -3,9 +3,10 @@
 // Outputs come in tiles of 32, rows of x in tiles of at most `max_tile_rows`. n is padded to whole tiles and
 // k to whole groups with zeros.
 //
-// int8 weights: for each tile of outputs, for each group of 64 inputs, one WeightGroup. The bytes are stored
-// plus `weight_offset`, so that an instruction that multiplies unsigned by signed bytes can take them as
-// unsigned. int8 activations: for each tile of R rows, for each group, R · 72 bytes:
+// Both sides of int8 are transformed in groups of 64 inputs, see hadamard.hpp. Weights: for each tile of
+// outputs, for each group of 64 inputs, one WeightGroup. The bytes are stored plus `weight_offset`, so that
+// an instruction that multiplies unsigned by signed bytes can take them as unsigned. int8 activations: for
+// each tile of R rows, for each group, R · 72 bytes:
 //   int8  values[16][R][4]   input 4i + j of the group, row r, is values[i][r][j]
 //   float scales[R]
 //   int32 starts[R]          -weight_offset · Σ values: where the integer accumulator starts

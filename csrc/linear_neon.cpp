@@ -117,7 +117,7 @@ int64_t dot_in_registers(int64_t iterations, int32_t* sink) {
 
 const LinearKernels& linear_kernels_neon() {
   static constexpr LinearKernels kernels{
-      "int8-g64-s8x32-v1", "float32-x32-v1", kMaxRows,  0,
+      "int8-g64-s8x32-v2", "float32-x32-v1", kMaxRows,  0,
       dot_in_registers,    quantize_tile,    int8_tile, float32_tile,
   };
   return kernels;

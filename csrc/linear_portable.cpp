@@ -80,7 +80,7 @@ void quantize_tile(const float* x, int64_t ldx, int rows, int64_t k, uint8_t* ac
 
 const LinearKernels& linear_kernels_portable() {
   static constexpr LinearKernels kernels{
-      "int8-g64-s8x32-v1", "float32-x32-v1", kMaxRows, 0, nullptr, quantize_tile, int8_tile, float32_tile,
+      "int8-g64-s8x32-v2", "float32-x32-v1", kMaxRows, 0, nullptr, quantize_tile, int8_tile, float32_tile,
   };
   return kernels;
 }

@@ -6,16 +6,6 @@
 namespace everystop {
 namespace {
 
-// The sum of the lanes in a fixed tree: lanes 8 apart, then 4, 2 and 1.
-inline float sum_lanes(Vec16 x) {
-  float lanes[16];
-  store(lanes, x);
-  for (int width = 8; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  }
-  return lanes[0];
-}
-
 inline float sum_of_squares(const float* x, int64_t n) {
   Vec16 chains[4] = {zeros(), zeros(), zeros(), zeros()};
   int64_t i = 0;

@@ -39,7 +39,7 @@ def test_cache_for_more_than_the_machine_allows_is_refused(spec: DecoderSpec) ->
 
 @pytest.mark.parametrize(
     ("dtype", "flag", "stored"),
-    [("int8", "auto", "float16"), ("float32", "auto", "float32"), ("float32", "float16", "float16"),
+    [("int8", "auto", "int8"), ("float32", "auto", "float32"), ("float32", "float16", "float16"),
      ("int8", "float16", "float16"), ("int8", "int8", "int8"), ("float32", "int8", "int8")],
 )  # fmt: skip
 def test_cache_stores_what_is_said_or_what_goes_with_the_weights(

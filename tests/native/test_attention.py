@@ -47,9 +47,12 @@ def make_inputs(shape: tuple[int, ...], seed: int = 0) -> dict[str, Any]:
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_the_naive_version(shape: tuple[int, ...], stored: str) -> None:
+    """Over int8 queries and weights are rounded to 16 bits, which the naive version does not do."""
     inputs = make_inputs(shape) | {"kv_cache_dtype": stored}
     naive = _native.attention(**inputs, naive=True)
-    np.testing.assert_allclose(_native.attention(**inputs), naive, atol=2e-6, rtol=2e-5)
+    out = _native.attention(**inputs)
+    np.testing.assert_allclose(out, naive, atol=1e-4 if stored == "int8" else 2e-6, rtol=2e-5)
+    assert np.abs(out - naive).mean() < 2e-5
 
 
 def test_the_naive_version_is_attention() -> None:
@@ -86,7 +89,7 @@ def test_int8_has_a_scale_for_each_token_and_head() -> None:
             scores = k[: 41 + row, head // 3] @ inputs["q"][row, head].astype(np.float64) / np.sqrt(20.0)
             weights = np.exp(scores - scores.max())
             expected = weights @ v[: 41 + row, head // 3] / weights.sum()
-            np.testing.assert_allclose(out[row, head], expected, atol=2e-5 * np.abs(v).max())
+            np.testing.assert_allclose(out[row, head], expected, atol=5e-5 * np.abs(v).max())
 
 
 @pytest.mark.parametrize("stored", STORED)
@@ -145,7 +148,8 @@ def test_wrong_sizes_are_refused(change: dict[str, Any], message: str) -> None:
 def test_other_instruction_sets_give_the_same_numbers(isa: str) -> None:
     """The tests of this folder's decoder kernels pass on the other paths too."""
     # The interpreter path of this process is handed on, so that both see the same module.
-    files = [f"{os.path.dirname(__file__)}/test_{name}.py" for name in ("attention", "norm", "rope", "sampling")]
+    names = ("attention", "hadamard", "norm", "rope", "sampling")
+    files = [f"{os.path.dirname(__file__)}/test_{name}.py" for name in names]
     process = subprocess.run(
         [
             sys.executable,

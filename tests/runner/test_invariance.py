@@ -34,7 +34,7 @@ from everystop.model.checkpoint import inspect_model
 from everystop.model.home import Home
 from everystop.model.weights import LoadedModel, load_model
 
-DTYPES = (("int8", "auto"), ("float32", "auto"), ("int8", "int8"))  # of weights, and of the KV cache
+DTYPES = (("int8", "auto"), ("float32", "auto"), ("int8", "float16"))  # of weights, and of the KV cache
 
 
 def describe(value: object) -> str | None:

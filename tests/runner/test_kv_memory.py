@@ -17,7 +17,7 @@ from everystop.runner.native import bytes_per_block
 
 MIB = 1 << 20
 LEAD = 64 * MIB
-NUM_BLOCKS, BLOCK_SIZE = 30_000, 32
+NUM_BLOCKS, BLOCK_SIZE = 60_000, 32
 SLACK = 8 * MIB
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -44,7 +44,7 @@ def settled(num_bytes: int, least_bytes: int) -> int:
 
 def test_pages_are_taken_ahead_of_the_furthest_block_in_use() -> None:
     model = random_model("llama", "int8")
-    size = bytes_per_block(model.spec, BLOCK_SIZE, "float16")
+    size = bytes_per_block(model.spec, BLOCK_SIZE, "int8")
     assert NUM_BLOCKS * size > 4 * LEAD
     runner = make_runner(model, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     try:

@@ -98,7 +98,7 @@ def test_tiny_models_of_each_family_equal_transformers(variant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kv_cache_dtype"), [("int8", "auto"), ("int8", "int8"), ("float32", "float16"), ("float32", "int8")]
+    ("dtype", "kv_cache_dtype"), [("int8", "auto"), ("int8", "float16"), ("float32", "float16"), ("float32", "int8")]
 )
 def test_int8_and_stored_keys_follow_float32_closely(dtype: str, kv_cache_dtype: str) -> None:
     ids = np.random.default_rng(1).integers(0, 150, 200).tolist()
@@ -109,13 +109,13 @@ def test_int8_and_stored_keys_follow_float32_closely(dtype: str, kv_cache_dtype:
 
 
 def test_weights_and_the_cache_have_types_of_their_own() -> None:
-    """auto is float16 beside int8 and float32 beside float32; what is named is stored beside either."""
+    """auto is int8 beside int8 and float32 beside float32; what is named is stored beside either."""
     ids = np.random.default_rng(2).integers(0, 150, 100).tolist()
 
     def logits(dtype: str, kv_cache_dtype: str) -> bytes:
         return make_runner(storing(random_model("llama", dtype), kv_cache_dtype)).logits(ids).tobytes()
 
-    assert logits("int8", "auto") == logits("int8", "float16") != logits("int8", "int8")
+    assert logits("int8", "auto") == logits("int8", "int8") != logits("int8", "float16")
     assert len({logits("float32", stored) for stored in ("auto", "float16", "int8")}) == 3
     with pytest.raises(ValueError, match="kv_cache_dtype must be float32, float16 or int8, not fp8"):
         make_runner(storing(random_model("llama", "int8"), "fp8"))
@@ -162,18 +162,18 @@ def scores_of(smollm2_path: Path, dtype: str, kv_cache_dtype: str = "auto") -> S
 
 @pytest.mark.model
 @pytest.mark.timeout(900)
-def test_an_int8_cache_costs_little_perplexity(smollm2_path: Path, record_property: Any) -> None:
-    """Beside weights of either type: keys and values in int8 against those that go with the weights. Anything that
+def test_an_int8_cache_costs_hardly_any_perplexity(smollm2_path: Path, record_property: Any) -> None:
+    """Keys and values in int8 against float16 beside int8 weights, and against float32 beside float32. Anything that
     changes a rounding moves int8 weights by up to half a percent; float32 weights show what the cache alone does.
     """
-    for dtype, most in (("int8", 1.01), ("float32", 1.005)):
-        plain, small = (scores_of(smollm2_path, dtype, stored) for stored in ("auto", "int8"))
+    for dtype, wide, most, least in (("int8", "float16", 1.005, 0.955), ("float32", "float32", 1.003, 0.983)):
+        plain, small = (scores_of(smollm2_path, dtype, stored) for stored in (wide, "int8"))
         agreement = float((plain.best_ids == small.best_ids).mean())
-        figures = {"auto": plain.perplexity, "int8": small.perplexity, "top1_agreement": agreement}
+        figures = {wide: plain.perplexity, "int8": small.perplexity, "top1_agreement": agreement}
         record_property(f"kv_cache_of_{dtype}", figures)
         print(f"weights {dtype}, KV cache:", figures)
         assert small.perplexity < most * plain.perplexity
-        assert agreement > 0.92
+        assert agreement > least
 
 
 @pytest.mark.model
@@ -186,7 +186,7 @@ def test_int8_perplexity_is_within_one_percent(smollm2_path: Path, record_proper
     record_property("top1_agreement", agreement)
     print({dtype: score.perplexity for dtype, score in scores.items()}, "top-1 agreement", agreement)
     assert scores["int8"].perplexity < 1.01 * scores["float32"].perplexity
-    assert agreement > 0.92
+    assert agreement > 0.94
 
 
 # --------------------------------------------------------------------------------- plans
@@ -259,7 +259,7 @@ def test_the_runner_tells_how_long_it_was_without_the_interpreter(runner: Native
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 128])
-@pytest.mark.parametrize(("dtype", "kv_cache_dtype"), [("int8", "auto"), ("float32", "auto"), ("int8", "int8")])
+@pytest.mark.parametrize(("dtype", "kv_cache_dtype"), [("int8", "auto"), ("float32", "auto"), ("int8", "float16")])
 def test_what_is_fetched_ahead_changes_no_bit(dtype: str, kv_cache_dtype: str, block_size: int) -> None:
     """Enough rows and contexts for layers to fetch keys and values of the next attention, in blocks out of order."""
     logprobs = []

@@ -128,7 +128,7 @@ def tokenizer() -> Tokenizer:
     return load_tokenizer(inspect_model(resolve_model("smollm2", Home.from_environment())))
 
 
-QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
+QUESTION: list[Any] = [{"role": "user", "content": "Which city is the capital of France? Give only its name."}]
 
 
 def test_start_up_says_what_is_served(served: ServerProcess) -> None:
@@ -137,7 +137,7 @@ def test_start_up_says_what_is_served(served: ServerProcess) -> None:
         "smollm2",
         "int8",
         "threads",
-        "blocks of 32 tokens in float16",
+        "blocks of 32 tokens in int8",
         "requests of 1,024 tokens",
         "temperature",
         "http://",
@@ -363,22 +363,22 @@ def test_settings_that_leave_no_token_end_the_answer(client: openai.OpenAI, toke
 def test_the_fingerprint_is_that_of_version_model_and_arithmetic(client: openai.OpenAI) -> None:
     digest = Home.from_environment().sha256(resolve_model("smollm2", Home.from_environment()))
     answer = client.completions.create(model="smollm2", prompt="Hello", max_tokens=1)
-    assert answer.system_fingerprint == fingerprint(__version__, digest, "int8", "float16", _native.isa())
-    assert answer.system_fingerprint != fingerprint(__version__, digest, "int8", "int8", _native.isa())
+    assert answer.system_fingerprint == fingerprint(__version__, digest, "int8", "int8", _native.isa())
+    assert answer.system_fingerprint != fingerprint(__version__, digest, "int8", "float16", _native.isa())
 
 
-def test_an_int8_cache_holds_more_and_answers_by_itself() -> None:
-    """In 16 MiB of float16 there is room for 22 blocks of 720 KiB; in int8 for 42 of 382.5."""
+def test_a_float16_cache_holds_less_and_answers_by_itself() -> None:
+    """In 16 MiB there is room for 42 blocks of 382.5 KiB in int8, and for 22 of 720 in float16."""
     digest = Home.from_environment().sha256(resolve_model("smollm2", Home.from_environment()))
     with (
-        ServerProcess("--kv-cache-dtype", "int8", "--kv-cache-memory", "16MiB") as server,
+        ServerProcess("--kv-cache-dtype", "float16", "--kv-cache-memory", "16MiB") as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        assert "42 blocks of 32 tokens in int8, 16 MiB" in "".join(server.screen)
-        assert server.metric("kv_cache_blocks") == 42
+        assert "22 blocks of 32 tokens in float16, 15 MiB" in "".join(server.screen)
+        assert server.metric("kv_cache_blocks") == 22
         answer = client.chat.completions.create(model="smollm2", messages=QUESTION, temperature=0, max_tokens=20)
         assert "Paris" in (answer.choices[0].message.content or "")
-        assert answer.system_fingerprint == fingerprint(__version__, digest, "int8", "int8", _native.isa())
+        assert answer.system_fingerprint == fingerprint(__version__, digest, "int8", "float16", _native.isa())
 
 
 def test_a_second_turn_finds_the_first_in_the_cache(client: openai.OpenAI) -> None:

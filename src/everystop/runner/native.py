@@ -37,7 +37,7 @@ def stored_dtype(kv_cache_dtype: str, dtype: str) -> str:
     """What keys and values are stored in: what `--kv-cache-dtype` says, or what goes with weights of `dtype`."""
     if kv_cache_dtype != "auto":
         return kv_cache_dtype
-    return "float32" if dtype == "float32" else "float16"
+    return "float32" if dtype == "float32" else "int8"
 
 
 def bytes_per_block(spec: DecoderSpec, block_size: int, stored: str) -> int:
