@@ -14,7 +14,7 @@ import { byId, fillTable, make, setText } from "./dom.js";
  */
 
 const OFFER =
-  "Estimates from a simulation of all that was recorded: alone on the server, under the other policy, with other limits. Takes up to a minute, of time that serving leaves over.";
+  "Estimates from a simulation of all that was recorded: alone on the server, under the other policy, with other limits. It takes up to a minute, at the lowest priority.";
 const LIVE = "Estimates can be made when the request is over.";
 
 /** Owns the panel; `onTold` hears when there are estimates. */
