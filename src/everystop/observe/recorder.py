@@ -79,7 +79,7 @@ class Recorder:
         self._clients: deque[Client] = deque()
         self._flushes: deque[threading.Event] = deque()
         self._wake = threading.Event()
-        self._has_begun = self._is_closed = False
+        self._has_begun = self._is_closed = self._has_ended = False
         self._formatter = _Formatter(secrets.token_bytes(16), settings.shares, with_tokens=with_tokens)
         self._thread = threading.Thread(target=self._run, name="everystop-recorder", daemon=True)
         self._thread.start()
@@ -130,7 +130,7 @@ class Recorder:
     @property
     def is_open(self) -> bool:
         """What happens is written; once the file could not be, or after `close`, nothing is any more."""
-        return self._thread.is_alive()
+        return not self._has_ended
 
     def flush(self, timeout_s: float) -> bool:
         """Have all in the file that has been noted until now, and the block keys of requests at work; False if that
@@ -139,7 +139,7 @@ class Recorder:
         done = threading.Event()
         self._flushes.append(done)
         self._wake.set()
-        return self.is_open and done.wait(timeout_s)
+        return self.is_open and done.wait(timeout_s) and self.is_open
 
     # Called in the end.
 
@@ -172,19 +172,24 @@ class Recorder:
                 log.error("the record %s ends here, the run goes on", self.path, exc_info=error)
         self._calls = deque(maxlen=0)  # nobody writes any more
         self._clients = deque(maxlen=0)
+        self._has_ended = True
+        self._answer_flushes(len(self._flushes))
 
     def _write_news(self) -> None:
         """All that waits. Clients who come before the header wait for it."""
-        flushes = _taken(self._flushes, len(self._flushes))
+        num_flushes = len(self._flushes)
         while batch := _taken(self._calls, CALLS_PER_BATCH):
             self._write(line for call in batch for line in self._formatter.lines(call))
             self._has_begun = True
             self._write_clients()
         if self._has_begun:
             self._write_clients()
-        if flushes:
+        if num_flushes:
             self._write(self._formatter.keys_so_far())
-        for done in flushes:
+            self._answer_flushes(num_flushes)
+
+    def _answer_flushes(self, num: int) -> None:
+        for done in _taken(self._flushes, num):
             done.set()
 
     def _write_clients(self) -> None:

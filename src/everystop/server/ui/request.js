@@ -25,7 +25,7 @@ const name = nameIn(location.pathname.replace(/^.*\/ui\/r\//, ""));
 const span = new Span();
 const tip = new Tip(byId("tip"));
 const beside = new Beside();
-const whatIf = new WhatIf(name, () => shown !== null && showAdvice(shown, whatIf));
+const whatIf = new WhatIf(name, estimated);
 /** What the server said last. @type {Explanation | null} */
 let answer = null;
 /** The choice of it that is drawn. @type {Explanation | null} */
@@ -89,6 +89,11 @@ function describe(e) {
   ];
   for (const [i, { canvas }] of charts.entries()) canvas.setAttribute("aria-label", words[i]);
   if (!byId("life-table").hidden) showSegments(byId("life-table"), e);
+}
+
+/** There are estimates, which belong beside the advice as well. */
+function estimated() {
+  if (shown !== null) showAdvice(shown, whatIf);
 }
 
 /** The cursor has moved, or the zoom has changed. */
