@@ -182,6 +182,9 @@ def test_one_is_made_at_a_time_by_a_process_of_the_lowest_priority_that_ends_wit
             connection.request("GET", address(name))
             pid = child.wait()
             wait_until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == 19)
+            limits = Path(f"/proc/{pid}/limits")
+            if limits.exists():
+                wait_until(lambda: str(estimates.MAX_BYTES) in limits.read_text())
             status, headers, body = server.request("GET", address(name))
             assert (status, json.loads(body)["error"]["code"]) == (429, "estimate_running")
             assert int(headers["retry-after"]) > 0
