@@ -47,7 +47,17 @@ def test_bounds_are_those_of_the_code() -> None:
         template_sandbox,
         tokenizer_files,
     )
-    from everystop.server import aside, bodies, http, json_body, json_shape, openai_fields, prompt_report, protocol
+    from everystop.server import (
+        aside,
+        bodies,
+        estimates,
+        http,
+        json_body,
+        json_shape,
+        openai_fields,
+        prompt_report,
+        protocol,
+    )
 
     mib = 1 << 20
     bounds = TEXT.split("### Bounds")[1].split("## Published")[0]
@@ -56,6 +66,7 @@ def test_bounds_are_those_of_the_code() -> None:
         f"receive a request | {http.RECEIVE_S:g} s",
         f"{bodies.MAX_BODY_BYTES // mib} MiB; {bodies.MAX_BODIES_BYTES // mib} MiB",
         f"at once; their bodies | {aside.MAX_JOBS}; {aside.MAX_BODIES_BYTES // mib} MiB",
+        f"memory of its process | 1; {estimates.LIMIT_S:g} s; {estimates.MAX_BYTES >> 30} GiB",
         f"of all answers | {http.MAX_UNSENT_BYTES // mib} MiB; {http.MAX_UNSENT_BYTES_IN_ALL // mib} MiB",
         f"{json_body.MAX_JSON_MARKS:,}; {json_shape.MAX_DEPTH}",
         f"{openai_fields.MAX_PROMPTS:,}; {openai_fields.MAX_N}; {protocol.MAX_SEQUENCES:,}",

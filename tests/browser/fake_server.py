@@ -19,12 +19,14 @@ END: None = None
 class FakeServer:
     """`send` puts a message on every stream; `explanations` are by id; with a `key` all data needs it.
 
-    A new stream begins with `first`; `asked` are the requests as (method, path, key).
+    A new stream begins with `first`; `asked` are the requests as (method, path, key). `estimates` are what is answered
+    by id where `?what_if=true` asks for it: a status and JSON.
     """
 
     def __init__(self) -> None:
         self.first: list[dict[str, Any]] = []
         self.explanations: dict[str, dict[str, Any]] = {}
+        self.estimates: dict[str, tuple[int, dict[str, Any]]] = {}
         self.key: str | None = None
         self.asked: list[tuple[str, str, str | None]] = []
         self.bodies: list[dict[str, Any]] = []
@@ -91,6 +93,10 @@ class FakeServer:
             pieces = [{"choices": [{"delta": {"content": "word "}}]}] * self.bodies[-1]["max_tokens"]
             events = [*(json.dumps(piece) for piece in pieces), "[DONE]"]
             _reply(handler, 200, "text/event-stream", "".join(f"data: {event}\n\n" for event in events).encode())
+        elif path.endswith("/explain?what_if=true"):
+            _reply_json(
+                handler, *self.estimates[path.removeprefix("/v1/requests/").removesuffix("/explain?what_if=true")]
+            )
         else:
             explanation = self.explanations.get(path.removeprefix("/v1/requests/").removesuffix("/explain"))
             unknown = {"error": {"message": "no such request is known; only the last 10,000 are remembered"}}

@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.browser.watched import Watched
 from tests.server.parrot import ParrotServer, parrot
+
+from everystop.core.policy import PolicySettings
+from everystop.observe.recorder import Recorder
 
 pytestmark = pytest.mark.browser
 
@@ -119,3 +123,16 @@ def test_a_request_of_somebody_else_cannot_be_put_beside(open_page: Open) -> Non
         watched.page.click("#beside-form button[type=submit]")
         watched.wait_for_text("#beside-table", "sum = end to end")
         assert watched.axe() == []
+
+
+def test_a_server_that_records_estimates_what_would_have_been(open_page: Open, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run.gz", "continuous", PolicySettings())
+    with parrot(recorder=recorder, max_num_seqs=2) as server:
+        with busy(server, num=3) as names:
+            pass
+        with visited(open_page, server, f"/ui/r/{names[-1]}") as watched:
+            watched.page.click("#what-if-ask")
+            watched.wait_for_text("#what-if-table", "alone on the server")
+            watched.wait_for_text("#what-if-remarks", "Changes are against the simulation as it was")
+            assert watched.page.locator("#what-if-table tbody tr").count() >= 5
+            assert watched.axe() == []

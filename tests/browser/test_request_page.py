@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.browser.explanations import explanation
+from tests.browser.explanations import MS, explanation
 from tests.browser.fake_server import FakeServer, fake_server
 from tests.browser.watched import LOOKS, Watched
 
@@ -274,6 +274,100 @@ def test_a_batch_mate_can_be_put_beside(open_page: Open, server: FakeServer) -> 
 
 def test_two_requests_are_accessible_in_both_themes_and_widths(open_page: Open, server: FakeServer) -> None:
     watched = paired(open_page, server)
+    for width, scheme in LOOKS:
+        watched.look(width, scheme)
+        assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert watched.axe() == []
+
+
+def estimates() -> dict[str, Any]:
+    """What a server makes of the request: more slots help, and half the tokens a step do not."""
+
+    def tried(label: str, flag: str, ttft_ms: int | None, e2e_ms: int | None) -> dict[str, Any]:
+        times = {"ttft_ns": ttft_ms and ttft_ms * MS, "e2e_ns": e2e_ms and e2e_ms * MS}
+        return {"label": label, "flag": flag} | times
+
+    told = {
+        "about": "Estimates, from the recorded arrivals with step times fitted to 60 steps of this record",
+        "remarks": ["* some of its steps are unlike any.", "Changes are against the simulation, which is far off."],
+        "is_far_off": True,
+        "measured": {"ttft_ns": 2_880 * MS, "e2e_ns": 5_400 * MS},
+        "simulated": {"ttft_ns": 2_000 * MS, "e2e_ns": 4_000 * MS},
+        "estimates": [
+            tried("alone on the server", "", 100, 1_800),
+            tried("--policy static (was continuous)", "--policy", None, None),
+            tried("--max-num-batched-tokens 128 (was 256)", "--max-num-batched-tokens", 2_000, 4_080),
+            tried("--max-num-seqs 16 (was 8) *", "--max-num-seqs", 1_000, 3_000),
+        ],
+    }
+    return explanation() | {"what_if": told}
+
+
+def offered(open_page: Open, server: FakeServer, **options: Any) -> Watched:
+    server.explanations[NAME] = explanation(why_no_what_if=None)
+    server.estimates[NAME] = (200, estimates())
+    return shown(open_page, server, **options)
+
+
+def test_estimates_are_made_when_asked_for_and_stand_beside_the_advice(open_page: Open, server: FakeServer) -> None:
+    watched = offered(open_page, server)
+    page = watched.page
+    assert not page.locator("#what-if-shown").is_visible()
+    assert "It takes up to a minute" in watched.text("#what-if-note")
+    assert "Estimate:" not in watched.text("#advice")
+    page.click("#what-if-ask")
+    page.locator("#what-if-table").wait_for()
+    rows = [row.locator("td").all_inner_texts() for row in page.locator("#what-if-table tbody tr").all()]
+    assert rows == [
+        ["measured", "2.88 s", "", "5.40 s", ""],
+        ["simulated as it was", "2.00 s", "", "4.00 s", ""],
+        ["alone on the server", "100 ms", "−95 %", "1.80 s", "−55 %"],
+        ["--policy static (was continuous)", "–", "", "–", ""],
+        ["--max-num-batched-tokens 128 (was 256)", "2.00 s", "+0 %", "4.08 s", "+2 %"],
+        ["--max-num-seqs 16 (was 8) *", "1.00 s", "−50 %", "3.00 s", "−25 %"],
+    ]
+    assert watched.text("#what-if-note").startswith("Estimates, from the recorded arrivals")
+    assert page.locator("#what-if-remarks strong").all_inner_texts() == [estimates()["what_if"]["remarks"][1]]
+    says = "Estimate: --max-num-seqs 16 (was 8) *: to first token 1.00 s (−50 %), end to end 3.00 s (−25 %)"
+    assert says in watched.text("#advice")
+    assert not page.locator("#what-if-ask").is_visible()
+
+
+def test_an_estimate_that_is_refused_can_be_asked_for_again(open_page: Open, server: FakeServer) -> None:
+    watched = offered(open_page, server)
+    watched.expected = ["429"]
+    server.estimates[NAME] = (429, {"error": {"message": "another estimate is being made"}})
+    watched.page.click("#what-if-ask")
+    watched.wait_for_text("#what-if-note", "Another estimate is being made.")
+    server.estimates[NAME] = (200, estimates())
+    watched.page.click("#what-if-ask")
+    watched.page.locator("#what-if-table").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"why_no_what_if": "this server keeps no record"}, "This server keeps no record."),
+        ({"why_no_what_if": None, "is_live": True}, "Estimates can be made when the request is over."),
+    ],
+)
+def test_where_no_estimate_can_be_made_the_page_says_why(
+    fields: dict[str, Any], says: str, open_page: Open, server: FakeServer
+) -> None:
+    server.explanations[NAME] = explanation(**fields)
+    watched = shown(open_page, server)
+    assert watched.text("#what-if-note") == says
+    assert not watched.page.locator("#what-if-ask").is_visible()
+    server.explanations[NAME] = explanation(why_no_what_if=None)
+    if "is_live" in fields:
+        watched.page.locator("#what-if-ask").wait_for()
+
+
+def test_estimates_are_accessible_in_both_themes_and_widths(open_page: Open, server: FakeServer) -> None:
+    watched = offered(open_page, server)
+    assert watched.axe() == []
+    watched.page.click("#what-if-ask")
+    watched.page.locator("#what-if-table").wait_for()
     for width, scheme in LOOKS:
         watched.look(width, scheme)
         assert watched.page.evaluate("document.documentElement.scrollWidth") <= width

@@ -108,7 +108,7 @@ def load(config: Config) -> ServedModel:
         num_blocks=num_blocks,
         queue=QueueLimits(config.max_num_queued_reqs, config.max_num_queued_tokens),
         fingerprint="fp_hash",
-        on_answered=None if recorder is None else recorder.client,
+        recorder=recorder,
     )
 
 

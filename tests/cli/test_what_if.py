@@ -15,7 +15,7 @@ from tests.sim.test_what_if import MS, clients_of, crowd, record_run
 
 from everystop.cli import main
 from everystop.cli.blame import show
-from everystop.cli.what_if import label_of, lines_of
+from everystop.cli.what_if import in_words, label_of, lines_of
 
 EXAMPLE: dict[str, Any] = {
     "num_steps": 1234,
@@ -142,12 +142,29 @@ def test_what_is_advised_is_tried(limits: dict[str, int], cause: str, what: str,
     assert estimate["ttft_ns"] < data["ttft_ns"]
 
 
-def test_without_a_record_it_says_how_to_make_one(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], ["--url", "http://127.0.0.1:9"]):
-        assert main(["explain", "r1", "--what-if", *words]) == 2
-        said = capsys.readouterr().err
-        assert "--what-if needs --record FILE" in said
-        assert "everystop serve --record run.gz" in said
+def test_in_words_has_all_that_is_told_beside_the_figures() -> None:
+    told = in_words(changed(1, is_beyond=True))
+    lines = lines_of(told)
+    assert lines[0] == f"what if? {told['about']}:"
+    assert lines[-2:] == told["remarks"]
+    assert [each["label"] for each in told["estimates"]] == [line[:42].rstrip() for line in lines[4:-2]]
+    assert [each["flag"] for each in told["estimates"]] == [
+        "",
+        "--policy",
+        "--max-num-batched-tokens",
+        "--kv-cache-memory",
+    ]
+
+
+def test_too_long_a_record_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(path: Path) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("everystop.sim.replay.past_run", fail)
+    assert main(["explain", "r1", "--record", str(tmp_path / "run.gz"), "--what-if"]) == 1
+    assert "is too long for the memory there is; record a shorter run" in capsys.readouterr().err
 
 
 def test_what_cannot_be_estimated_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -253,7 +253,7 @@ class ParrotServer:
             fingerprint="fp_parrot",
             queue=self._queue,
             tenant_names=self._tenant_names,
-            on_answered=None if recorder is None else recorder.client,
+            recorder=recorder,
         )
 
     def _encode(self, text: str, *, add_special: bool = True) -> list[int]:

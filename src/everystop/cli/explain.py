@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from everystop.sim.replay import PastRun
 
 
+ESTIMATE_S = 120.0  # longer than a server takes for one
+
+
 def add_parser(commands: Any) -> None:
     """Describe the command and its options."""
     parser = commands.add_parser(
@@ -36,8 +39,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--what-if",
         action="store_true",
-        help="with --record, also estimate how long the request would have taken alone, under another policy, and with "
-        "other limits",
+        help="also estimate how long the request would have taken alone, under another policy, and with other limits; "
+        "a server does so if it was started with --record",
     )
     parser.add_argument("--json", action="store_true", help="print all that is known as JSON")
     parser.set_defaults(run=run)
@@ -45,12 +48,6 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Explain, and print it."""
-    if arguments.what_if and arguments.record is None:
-        raise ConfigError(
-            "--what-if needs --record FILE, since it simulates what was recorded; start the server with `everystop "
-            "serve --record run.gz`, stop it when it has answered, and ask `everystop explain ID --record run.gz "
-            "--what-if`"
-        )
     data = read_record(arguments) if arguments.record is not None else ask_server(arguments)
     if arguments.json:
         print(json.dumps(data))
@@ -68,7 +65,10 @@ def ask_server(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from everystop.cli.remote import Remote
 
     remote = Remote(arguments.url, arguments.api_key, arguments.ca_file)
-    data: Mapping[str, Any] = remote.get_json(f"/v1/requests/{quote(arguments.id, safe='')}/explain")
+    path = f"/v1/requests/{quote(arguments.id, safe='')}/explain"
+    data: Mapping[str, Any] = (
+        remote.get_json(path + "?what_if=true", timeout_s=ESTIMATE_S) if arguments.what_if else remote.get_json(path)
+    )
     return data
 
 
@@ -83,10 +83,13 @@ def read_record(arguments: argparse.Namespace) -> Mapping[str, Any]:
     if not arguments.what_if:
         history = history_of_record(arguments.record)
         return explain_past(history, find_in(arguments.record, history, arguments.id))
-    run = past_run(arguments.record)
-    request_ids = find_in(arguments.record, run.history, arguments.id)
-    data = explain_past(run.history, request_ids)
-    return {**data, "what_if": estimate(run, request_ids, data)}
+    try:
+        run = past_run(arguments.record)
+        request_ids = find_in(arguments.record, run.history, arguments.id)
+        data = explain_past(run.history, request_ids)
+        return {**data, "what_if": estimate(run, request_ids, data)}
+    except MemoryError:
+        raise RecordError(f"{arguments.record} is too long for the memory there is; record a shorter run") from None
 
 
 def find_in(path: Path, history: History, name: str) -> list[int]:
@@ -115,9 +118,10 @@ def explain_past(history: History, request_ids: list[int]) -> dict[str, Any]:
 
 def estimate(run: PastRun, request_ids: list[int], data: Mapping[str, Any]) -> Mapping[str, Any]:
     """How long it would have taken otherwise, also with what its explanation advises; raises RecordError."""
+    from everystop.cli.what_if import in_words
     from everystop.sim.what_if import what_if
 
-    return what_if(run, request_ids, advised=[advice["flag"] for advice in data["advice"]]).as_data()
+    return in_words(what_if(run, request_ids, advised=[advice["flag"] for advice in data["advice"]]).as_data())
 
 
 def find(history: History, name: str) -> list[int]:

@@ -37,17 +37,17 @@ class Remote:
             except (OSError, HTTPException, ValueError) as error:
                 raise RemoteError(f"the stream of {self.url} broke off: {_words(error)}") from error
 
-    def get_json(self, path: str) -> Any:
-        """The answer's JSON."""
-        with self._get(path) as answer:
+    def get_json(self, path: str, timeout_s: float = TIMEOUT_S) -> Any:
+        """The answer's JSON, of which nothing may be missing for longer than `timeout_s`."""
+        with self._get(path, timeout_s) as answer:
             try:
                 return json.loads(answer.read())
             except (OSError, HTTPException, ValueError) as error:
                 raise RemoteError(f"{self.url}{path} gave no JSON: {_words(error)}") from error
 
     @contextlib.contextmanager
-    def _get(self, path: str) -> Iterator[HTTPResponse]:
-        connection = self._connection()
+    def _get(self, path: str, timeout_s: float = TIMEOUT_S) -> Iterator[HTTPResponse]:
+        connection = self._connection(timeout_s)
         headers = {} if self._key is None else {"authorization": f"Bearer {self._key}".encode()}
         with contextlib.closing(connection):
             try:
@@ -64,10 +64,10 @@ class Remote:
                 raise RemoteError(self._refusal(path, answer))
             yield answer
 
-    def _connection(self) -> HTTPConnection:
+    def _connection(self, timeout_s: float) -> HTTPConnection:
         if self._tls is None:
-            return HTTPConnection(self._where.host, self._where.port, timeout=TIMEOUT_S)
-        return HTTPSConnection(self._where.host, self._where.port, timeout=TIMEOUT_S, context=self._tls)
+            return HTTPConnection(self._where.host, self._where.port, timeout=timeout_s)
+        return HTTPSConnection(self._where.host, self._where.port, timeout=timeout_s, context=self._tls)
 
     def _refusal(self, path: str, answer: HTTPResponse) -> str:
         """What the server says, and what to do about it."""

@@ -15,10 +15,26 @@ COLUMN = 10
 FAR_OFF = 0.25
 """A share by which the model is so far off that its estimates tell little."""
 NAMES = {"ttft_error": "TTFT", "e2e_error": "E2E"}
+FLAGS = {"alone": "", "num_blocks": "--kv-cache-memory"}
 WHY_NOT = {
     "below_slots": "not tried: --max-num-batched-tokens must not be below --max-num-seqs",
     "not_served": "the request would not have been served",
 }
+
+
+def in_words(what_if: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, with all that has to be said of the figures, for whoever draws them: `about` and `remarks`, whether
+    the model `is_far_off`, and of each estimate a `label` and the `flag` that it tries, if it is one.
+    """
+    estimates = [each | {"label": label_of(each), "flag": flag_of(each)} for each in what_if["estimates"]]
+    remarks, is_far_off = remarks_of(what_if), _is_far_off(what_if["simulated"])
+    return {
+        **what_if,
+        "about": _about(what_if),
+        "remarks": remarks,
+        "is_far_off": is_far_off,
+        "estimates": estimates,
+    }
 
 
 def lines_of(what_if: Mapping[str, Any]) -> list[str]:
@@ -32,13 +48,16 @@ def lines_of(what_if: Mapping[str, Any]) -> list[str]:
         *(_cells(estimate, simulated) for estimate in estimates),
     ]
     return [
-        "what if? Estimates, from the recorded arrivals in virtual time with step times fitted to "
-        f"{counted(what_if['num_steps'], 'step')} of this record:",
+        f"what if? {_about(what_if)}:",
         _row("", ("TTFT", "change", "E2E", "change"), width),
         *(_row(label, cells, width) for label, cells in zip(labels, rows, strict=True)),
-        *_remarks(what_if),
-        _caution(simulated),
+        *remarks_of(what_if),
     ]
+
+
+def _about(what_if: Mapping[str, Any]) -> str:
+    num = counted(what_if["num_steps"], "step")
+    return f"Estimates, from the recorded arrivals in virtual time with step times fitted to {num} of this record"
 
 
 def label_of(estimate: Mapping[str, Any]) -> str:
@@ -47,9 +66,14 @@ def label_of(estimate: Mapping[str, Any]) -> str:
     mark = " *" if estimate["is_beyond"] else ""
     if what == "alone":
         return f"alone on the server{mark}"
-    if what == "num_blocks":
-        return f"--kv-cache-memory: {tried} blocks (was {recorded}){mark}"
-    return f"--{what.replace('_', '-')} {tried} (was {recorded}){mark}"
+    blocks = ": {} blocks" if what == "num_blocks" else " {}"
+    return f"{flag_of(estimate)}{blocks.format(tried)} (was {recorded}){mark}"
+
+
+def flag_of(estimate: Mapping[str, Any]) -> str:
+    """The flag that it tries; none where the request is alone."""
+    what = estimate["what"]
+    return FLAGS.get(what, f"--{what.replace('_', '-')}")
 
 
 def _row(label: str, cells: Sequence[str], width: int) -> str:
@@ -65,8 +89,8 @@ def _cells(times: Mapping[str, Any], simulated: Mapping[str, Any] | None) -> lis
     return cells
 
 
-def _remarks(what_if: Mapping[str, Any]) -> list[str]:
-    """What a reader must know of single estimates."""
+def remarks_of(what_if: Mapping[str, Any]) -> list[str]:
+    """What a reader must know of single estimates, and in the end what all of them are worth."""
     estimates = what_if["estimates"]
     remarks = [f"{label_of(each)}: {WHY_NOT[each['why_not']]}." for each in estimates if each["why_not"]]
     if what_if["num_cached_tokens"]:
@@ -76,13 +100,18 @@ def _remarks(what_if: Mapping[str, Any]) -> list[str]:
         remarks.append(
             "* some of its steps have more or fewer rows or tokens than any in the record, so their time is guessed."
         )
-    return remarks
+    return [*remarks, _caution(what_if["simulated"])]
 
 
 def _caution(simulated: Mapping[str, Any]) -> str:
     """How far the model is off for this request, and so what its estimates are worth."""
     errors = {name: simulated[key] for key, name in NAMES.items() if simulated[key] is not None}
     told = " and ".join(f"{error:+.1%} ({name})" for name, error in errors.items())
-    far = any(abs(error) > FAR_OFF for error in errors.values())
-    worth = "that is far off, so take a change for a direction at best" if far else "an estimate may be as far off"
+    worth = "an estimate may be as far off"
+    if _is_far_off(simulated):
+        worth = "that is far off, so take a change for a direction at best"
     return f"Changes are against the simulation as it was, whose error for this request is {told}; {worth}."
+
+
+def _is_far_off(simulated: Mapping[str, Any]) -> bool:
+    return any(abs(simulated[key] or 0) > FAR_OFF for key in NAMES)

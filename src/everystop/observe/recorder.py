@@ -24,10 +24,11 @@ and, only if the user asked for token ids:
 
 In an update, `rows` runs parallel to the rows of the oldest plan that has not come back: the number of tokens sampled,
 or [number, index of each that is a stop token ...], or the code of a failure. Keys stand after their request's calls:
-they are complete when it ends, and hashed again with a salt of this record alone; so do outputs. Tenants are numbered:
+they are complete when it ends, and hashed again with a salt of this record alone; so do outputs. Of a request at work
+they may stand there before, as far as they are known; the last ones count. Tenants are numbered:
 those with a share of their own first, in the order of `shares`, then the others in order of appearance; beyond
 10,000 tenants a number is a hash of the name, with that salt. A client stands where its answer was done, give or take
-256 calls; a time that never came is null. Otherwise there are no token ids and no text.
+a second; a time that never came is null. Otherwise there are no token ids and no text.
 """
 
 from __future__ import annotations
@@ -41,8 +42,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from everystop.core.plan import StepPlan, StepResult
 from everystop.core.policy import PolicySettings
@@ -54,30 +54,34 @@ from everystop.observe.record_file import open_record
 log = logging.getLogger("everystop.recorder")
 
 CALLS_PER_BATCH = 256
+WRITE_S = 1.0  # what has happened reaches the file so soon
 KEY_DIGITS = 32
 MAX_NUMBERED_TENANTS = 10_000  # clients may name themselves, as often as they like
 HASHED_TENANTS = 1 << 56  # the least number of those beyond them
 _PLAIN = SamplingParams()
+T = TypeVar("T")
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Recorder:
     """A listener of one scheduler's calls; formats and writes them on a thread of its own.
 
-    A call costs the caller one tuple and one append. Calls reach the file in batches of 256, the last of them at
-    `close`. A file that cannot be written ends the record with a warning, never the run. `with_tokens` adds what
-    clients asked and got, in token ids.
+    A call costs the caller one tuple and one append. Calls reach the file in batches of 256 at most, after a second at
+    the latest, and in the end at `close`; up to the last one the file can be read at any time. A file that cannot be
+    written ends the record with a warning, never the run. `with_tokens` adds what clients asked and got, in token ids.
     """
 
     def __init__(self, path: Path, policy: str, settings: PolicySettings, *, with_tokens: bool = False) -> None:
         self._file = open_record(path)  # closed by the thread
-        self._path = path
+        self.path = path
         self._header = {"everystop_record": RECORD_VERSION, "policy": policy, **settings.numbered().as_data()}
-        self._calls: list[tuple[Any, ...]] = []
+        self._calls: deque[tuple[Any, ...]] = deque()
         self._clients: deque[Client] = deque()
-        self._batches: SimpleQueue[list[tuple[Any, ...]] | None] = SimpleQueue()
+        self._flushes: deque[threading.Event] = deque()
+        self._wake = threading.Event()
+        self._has_begun = self._is_closed = self._has_ended = False
         self._formatter = _Formatter(secrets.token_bytes(16), settings.shares, with_tokens=with_tokens)
-        self._thread = threading.Thread(target=self._write_batches, name="everystop-recorder", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="everystop-recorder", daemon=True)
         self._thread.start()
 
     @property
@@ -121,56 +125,97 @@ class Recorder:
         """An answer is done, and its times are known; from any thread, and of no effect once the record is closed."""
         self._clients.append(client)
 
+    # Called by whoever reads the file meanwhile.
+
+    @property
+    def is_open(self) -> bool:
+        """What happens is written; once the file could not be, or after `close`, nothing is any more."""
+        return not self._has_ended
+
+    def flush(self, timeout_s: float) -> bool:
+        """Have all in the file that has been noted until now, and the block keys of requests at work; False if that
+        took longer, or nothing is written any more. From any thread.
+        """
+        done = threading.Event()
+        self._flushes.append(done)
+        self._wake.set()
+        return self.is_open and done.wait(timeout_s) and self.is_open
+
     # Called in the end.
 
     def close(self) -> None:
         """Write what is left and close the file."""
-        self._batches.put(self._calls)
-        self._calls = []
-        self._batches.put(None)
+        self._is_closed = True
+        self._wake.set()
         self._thread.join()
 
     def _note(self, *call: Any) -> None:
         self._calls.append(call)
-        if len(self._calls) >= CALLS_PER_BATCH:
-            self._batches.put(self._calls)
-            self._calls = []
+        if len(self._calls) == CALLS_PER_BATCH:  # while there are more, the thread is awake
+            self._wake.set()
 
     # On the writing thread.
 
-    def _write_batches(self) -> None:
+    def _run(self) -> None:
         try:
             with self._file:
-                while (batch := self._batches.get()) is not None:
-                    self._write(line for call in batch for line in self._formatter.lines(call))
-                    self._write_clients()
+                while not self._is_closed:
+                    self._wake.wait(WRITE_S)
+                    self._wake.clear()
+                    self._write_news()
+                self._write_news()
                 self._write(self._formatter.last_lines())
         except Exception as error:
             if isinstance(error, OSError):
-                log.warning("the record %s ends here, the run goes on: %s", self._path, error.strerror or error)
+                log.warning("the record %s ends here, the run goes on: %s", self.path, error.strerror or error)
             else:
-                log.error("the record %s ends here, the run goes on", self._path, exc_info=error)
-            self._clients = deque(maxlen=0)  # whose times nobody writes any more
-            while self._batches.get() is not None:
-                pass
+                log.error("the record %s ends here, the run goes on", self.path, exc_info=error)
+        self._calls = deque(maxlen=0)  # nobody writes any more
+        self._clients = deque(maxlen=0)
+        self._has_ended = True
+        self._answer_flushes(len(self._flushes))
+
+    def _write_news(self) -> None:
+        """All that waits. Clients who come before the header wait for it."""
+        num_flushes = len(self._flushes)
+        while batch := _taken(self._calls, CALLS_PER_BATCH):
+            self._write(line for call in batch for line in self._formatter.lines(call))
+            self._has_begun = True
+            self._write_clients()
+        if self._has_begun:
+            self._write_clients()
+        if num_flushes:
+            self._write(self._formatter.keys_so_far())
+            self._answer_flushes(num_flushes)
+
+    def _answer_flushes(self, num: int) -> None:
+        for done in _taken(self._flushes, num):
+            done.set()
 
     def _write_clients(self) -> None:
-        while self._clients:
-            client = self._clients.popleft()
+        lines = []
+        for client in _taken(self._clients, len(self._clients)):
             times = (client.received_ns, client.submitted_ns, client.first_sent_ns, client.delivered_ns)
             extra = (client.given_name, client.has_left) if client.given_name or client.has_left else ()
-            self._write([["client", client.first_request_id, client.num, client.name, *times, *extra]])
+            lines.append(["client", client.first_request_id, client.num, client.name, *times, *extra])
+        if lines:
+            self._write(lines)
 
     def _write(self, lines: Iterable[Any]) -> None:
         self._file.write("".join([_encode(line) + "\n" for line in lines]))
         self._file.flush()
 
 
+def _taken(waiting: deque[T], num: int) -> list[T]:
+    """The first `num` at most, taken out while others go on appending."""
+    return [waiting.popleft() for _ in range(min(num, len(waiting)))]
+
+
 class _Formatter:
     """Turns calls into lines; remembers the requests that have not ended, for their stop ids and keys.
 
-    It runs behind the scheduler, so it reads of a request only what stands still: what it arrived with, and, once the
-    calls say that it has ended, its keys and its output.
+    It runs behind the scheduler, so it reads of a request only what stands still: what it arrived with, its keys so
+    far, and, once the calls say that it has ended, all of them and its output.
     """
 
     def __init__(self, salt: bytes, tenants: Iterable[str], *, with_tokens: bool) -> None:
@@ -193,6 +238,10 @@ class _Formatter:
             return [[kind, now_ns, len(plan.rows), plan.num_tokens, plan.fingerprint()]]
         now_ns, plan, result, ended = arguments
         return [self._update(now_ns, plan, result), *self._ends_of(ended)]
+
+    def keys_so_far(self) -> list[Any]:
+        """Of requests that are still at work; only such keys are missing as have been made this moment."""
+        return [self._keys(request) for request in self._requests.values() if request.block_keys]
 
     def last_lines(self) -> list[Any]:
         """The keys and outputs of requests that are still at work."""
@@ -254,10 +303,13 @@ class _Formatter:
 
     def _ends_of(self, request_ids: list[int]) -> list[Any]:
         ended = [request for i in request_ids if (request := self._requests.pop(i, None)) is not None]
-        lines = [["keys", request.request_id, [self._hash(key) for key in request.block_keys]] for request in ended]
+        lines = [self._keys(request) for request in ended]
         if self._with_tokens:
             lines += [["output", r.request_id, r.token_ids[r.num_prompt_tokens :].tolist()] for r in ended]
         return lines
+
+    def _keys(self, request: Request) -> list[Any]:
+        return ["keys", request.request_id, [self._hash(key) for key in tuple(request.block_keys)]]
 
     def _hash(self, key: bytes) -> str:
         return hashlib.sha256(self._salt + key).hexdigest()[:KEY_DIGITS]

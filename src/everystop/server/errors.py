@@ -74,7 +74,13 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The request comes from where none is taken from, such as another site's page (HTTP 403)."""
+    """The request comes from where none is taken from, such as another site's page, or asks for what only an
+    administrator may have (HTTP 403).
+    """
+
+
+class NoEstimate(RequestError):
+    """How long a request would have taken otherwise cannot be told, as things are (HTTP 409)."""
 
 
 class Overloaded(EverystopError):
@@ -103,6 +109,10 @@ class TimedOut(EverystopError):
             f"the request was not finished within {limit_s:g} s ({whose}) and has been ended; ask for fewer tokens, or "
             f"{'send a longer timeout' if is_own else 'raise --max-request-seconds'}"
         )
+
+
+class EstimateTooSlow(EverystopError):
+    """The record is too long to be simulated in the time there is for it (HTTP 504)."""
 
 
 class ClientGone(Exception):
@@ -147,6 +157,7 @@ _WIRE: dict[type, Wire] = {
     ModelUnknown: Wire(404, _INVALID, "model_not_found"),
     RequestUnknown: Wire(404, _INVALID, "request_not_found"),
     ReceivedTooSlowly: Wire(408, _INVALID, "receive_timeout"),
+    NoEstimate: Wire(409, _INVALID, "no_estimate"),
     BodyTooLarge: Wire(413, _INVALID, "body_too_large"),
     BodyEncoded: Wire(415, _INVALID, "unsupported_content_encoding"),
     BodyNotJson: Wire(415, _INVALID, "unsupported_content_type"),
@@ -159,6 +170,7 @@ _WIRE: dict[type, Wire] = {
     Draining: Wire(503, "service_unavailable", "draining", 5),
     EngineDead: Wire(503, "service_unavailable", "engine_failed", 30),
     TimedOut: Wire(504, "timeout_error", "request_timeout"),
+    EstimateTooSlow: Wire(504, "timeout_error", "estimate_timeout"),
     HttpVersionUnknown: Wire(505, _INVALID, "http_version_not_supported"),
 }
 # TGI's word by HTTP status; it says 422 where OpenAI says 400, and 424 where the engine gave up.

@@ -33,15 +33,27 @@ class Inquiry:
         self._viewer = Viewer(history, caller)
         self._now_ns = time.monotonic_ns()
 
+    def client(self, name: str) -> Client:
+        """The HTTP request of that name, by the id of its answer or the client's own; raises RequestUnknown."""
+        client = self._viewer.find(name)
+        if client is not None:
+            return client
+        num = self._history.num_finished
+        over = f"the last {num:,} that are over" if num else "none that is over"
+        raise RequestUnknown(
+            f"no request {echo(name)} is known here; remembered are those that wait or run, and {over} "
+            "(--explain-history), by the id of the answer or the x-request-id that was sent"
+        )
+
     def explain(self, name: str) -> Callable[[], Explanation]:
         """The work of explaining a request as it stands now, which any thread may do; raises RequestUnknown."""
-        request_ids, now_ns = self._client(name).request_ids, self._now_ns
+        request_ids, now_ns = self.client(name).request_ids, self._now_ns
         excerpt = excerpt_of(self._history, last_to_end(self._history, request_ids, now_ns, MAX_CHOICES))
         return partial(explain, excerpt, request_ids, now_ns=now_ns, name_of=self._viewer.name_of)
 
     def look(self, name: str) -> dict[str, Any]:
         """Where a request stands; raises RequestUnknown."""
-        client, history = self._client(name), self._history
+        client, history = self.client(name), self._history
         trails = [trail for i in client.request_ids if (trail := history.trails.get(i)) is not None]
         states = [state_of(trail) for trail in trails]
         waiting = None if client.delivered_ns is not None else _first_wait(history, self._viewer, client, self._now_ns)
@@ -55,17 +67,6 @@ class Inquiry:
             "elapsed_ns": (client.delivered_ns or self._now_ns) - client.received_ns,
             "waiting": None if waiting is None else waiting._asdict(),
         }
-
-    def _client(self, name: str) -> Client:
-        client = self._viewer.find(name)
-        if client is not None:
-            return client
-        num = self._history.num_finished
-        over = f"the last {num:,} that are over" if num else "none that is over"
-        raise RequestUnknown(
-            f"no request {echo(name)} is known here; remembered are those that wait or run, and {over} "
-            "(--explain-history), by the id of the answer or the x-request-id that was sent"
-        )
 
 
 def _summary(states: list[str]) -> str:

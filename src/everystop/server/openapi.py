@@ -79,11 +79,16 @@ def _operation(method: str, path: str, operation: Operation, *, has_keys: bool) 
         "summary": operation.summary,
         "responses": _responses(operation, _dialects(path), 401 if needs_key else None if has_keys else 403),
     }
-    if operation.parameters:
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "description": about, "schema": {"type": "string"}}
-            for name, about in operation.parameters.items()
-        ]
+    in_path: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "description": about, "schema": {"type": "string"}}
+        for name, about in operation.parameters.items()
+    ]
+    in_query: list[dict[str, Any]] = [
+        {"name": name, "in": "query", "required": False, "description": about, "schema": schema}
+        for name, (about, schema) in operation.query.items()
+    ]
+    if in_path or in_query:
+        described["parameters"] = in_path + in_query
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": operation.body}}}
     if needs_key:

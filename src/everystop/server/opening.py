@@ -183,7 +183,7 @@ class Opening:
                 __version__, loaded.digest, loaded.dtype, kv_cache_dtype(config, loaded), kernel_name(loaded)
             ),
             tenant_names=tuple(self.tenants.by_name),
-            on_answered=None if recorder is None else recorder.client,
+            recorder=recorder,
             is_chat_slow=lambda: self._template.is_slow,
         )
 

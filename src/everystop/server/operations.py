@@ -30,7 +30,8 @@ class Tag(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """One method of one path. `answer` is by media type, what 200 brings; `errors` are the statuses beside those that
-    any path may give; `success` are other good statuses; `parameters` describes the parts of the path in braces.
+    any path may give; `success` are other good statuses; `parameters` describes the parts of the path in braces,
+    `query` the parameters behind it, each with its schema.
     """
 
     tag: Tag
@@ -40,13 +41,15 @@ class Operation:
     errors: tuple[int, ...] = ()
     other_answers: Mapping[int, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, tuple[str, Schema]] = field(default_factory=dict)
 
 
 WHY: Mapping[int, str] = {
     400: "The request cannot be honoured; the message says what to change",
     401: "No valid API key came with the request",
-    403: "The request comes from a page of another site, or under a foreign name of this host",
+    403: "The request comes from a page of another site or under a foreign name of this host, or needs an admin key",
     404: "No such model, request or path",
+    409: "As things are it cannot be told; the message says what would change that",
     413: "The body is too large",
     415: "The body is compressed, or says that it is no JSON",
     422: "The request cannot be honoured; the message says what to change",
@@ -151,8 +154,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         tag=Tag.REQUESTS,
         summary="Why a request takes, or took, as long as it does",
         parameters={"id": "the id of an answer, or an x-request-id"},
+        query={"what_if": ("also estimate from the record how long it would have taken otherwise", answers.FLAG)},
         answer={JSON: answers.EXPLANATION},
-        errors=(404, 429),
+        errors=(403, 404, 409, 429, 503, 504),
     ),
     ("GET", "/health"): _health("Whether requests are taken and the engine gets on with them"),
     ("GET", "/health/ready"): _health("The same as /health"),

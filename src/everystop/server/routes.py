@@ -31,6 +31,7 @@ from everystop.server.deadline import Deadline
 from everystop.server.doorman import Doorman
 from everystop.server.edge_metrics import edge_sheets
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
+from everystop.server.estimates import Estimates, is_asked_for
 from everystop.server.field_names import in_names
 from everystop.server.http_counts import HttpCounter
 from everystop.server.inquiry import Inquiry
@@ -128,6 +129,7 @@ class Endpoints:
         self._streams = LiveStreams(state)
         self._workers = ThreadPoolExecutor(PREPARE_WORKERS, "everystop-prepare")
         self._aside = Aside()
+        self._estimates = Estimates(state)
         self._description: bytes | None = None
         self.tokens = TokenPaths(state, self._aside)
 
@@ -270,10 +272,16 @@ class Endpoints:
         return prepared
 
     async def explain(self, request: Request) -> Response:
-        """Why a request takes, or took, as long as it does."""
+        """Why a request takes, or took, as long as it does, and how long it would have taken otherwise."""
+        name, caller = request.path_params["id"], caller_of(request.scope)
+        if is_asked_for(request.query_params.multi_items()):
+            told = await self._estimates.explain(request.scope, caller, partial(self._inquiry(request).client, name))
+            return WholeResponse(told, media_type="application/json")
         self._aside.check()
-        explain = self._inquiry(request).explain(request.path_params["id"])
-        return await self._aside.run(request.scope, lambda: _json(explain().as_data()))
+        explain = self._inquiry(request).explain(name)
+        refusal = self._estimates.refusal(caller)
+        more = {"why_no_what_if": None if refusal is None else str(refusal)}
+        return await self._aside.run(request.scope, lambda: _json(explain().as_data() | more))
 
     async def request(self, request: Request) -> Response:
         """Where a request stands, and while it waits, for what."""

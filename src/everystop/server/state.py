@@ -17,6 +17,7 @@ from everystop.engine.messages import StepOutput
 from everystop.model.messages import PLAIN, ChatOptions
 from everystop.observe.history import Client, History
 from everystop.observe.metrics import Metrics
+from everystop.observe.recorder import Recorder
 from everystop.server.board import Board, EngineLike
 from everystop.server.errors import Loading
 from everystop.server.http_counts import HttpCounts
@@ -82,8 +83,8 @@ class ServedModel:
     """All that a loader hands over: a model that can be asked.
 
     `fingerprint` names what determines an answer: version, model, arithmetic, instruction set. `num_blocks` is the size
-    of the KV cache; `queue` bounds what may wait for a place to run. `tenant_names` are those that
-    metrics tell apart. `on_answered` is told of each HTTP request once its answer is done. `is_chat_slow` tells that
+    of the KV cache; `queue` bounds what may wait for a place to run. `tenant_names` are those that metrics tell apart.
+    `recorder` writes the run down, and is told of each HTTP request once its answer is done. `is_chat_slow` tells that
     `encode_chat` takes long even for little.
     """
 
@@ -97,7 +98,7 @@ class ServedModel:
     queue: QueueLimits
     fingerprint: str | None = None
     tenant_names: tuple[str, ...] = ()
-    on_answered: Callable[[Client], None] | None = None
+    recorder: Recorder | None = None
     is_chat_slow: Callable[[], bool] = lambda: False
 
     @property
@@ -150,8 +151,8 @@ class ServerState:
         """The model is there."""
         self._model = model
         self.stall_clock.engine = model.engine
-        if model.on_answered is not None:
-            self.on_done.append(model.on_answered)
+        if model.recorder is not None:
+            self.on_done.append(model.recorder.client)
         self._board = Board(model.engine, model.texts, QueueAccount(model.queue, model.limits.max_num_seqs))
         if self._is_counted:
             self._metrics = Metrics(

@@ -19,7 +19,8 @@ import { MARGIN, clipped, drawAxis, rule } from "./plot.js";
  *   ttft_ns: number | null, queue_ns: number, num_prompt_tokens: number, num_cached_tokens: number,
  *   num_output_tokens: number, num_preemptions: number, num_recomputed_tokens: number, finish_reason: string | null,
  *   causes: Cause[], segments: Segment[], steps: Part[], steps_thinned?: unknown, tokens: Token[],
- *   choices?: Explanation[], advice?: {cause: string, flag: string, text: string}[]}} Explanation
+ *   choices?: Explanation[], advice?: {cause: string, flag: string, text: string}[],
+ *   why_no_what_if?: string | null}} Explanation
  */
 
 export const LANE = 22;

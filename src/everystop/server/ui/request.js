@@ -11,6 +11,7 @@ import { lifeWords } from "./life-words.js";
 import { pilot } from "./pilot.js";
 import { showAdvice, showBlame, showFacts, showLate, showMates, showSegments, showSentence } from "./verdicts.js";
 import { Beside } from "./beside.js";
+import { WhatIf } from "./what-if.js";
 import { inquire, slowest } from "./inquire.js";
 import { byId, canvasOf, keyOf, setText } from "./dom.js";
 import { chooseTheme } from "./theme.js";
@@ -24,6 +25,7 @@ const name = nameIn(location.pathname.replace(/^.*\/ui\/r\//, ""));
 const span = new Span();
 const tip = new Tip(byId("tip"));
 const beside = new Beside();
+const whatIf = new WhatIf(name, estimated);
 /** What the server said last. @type {Explanation | null} */
 let answer = null;
 /** The choice of it that is drawn. @type {Explanation | null} */
@@ -54,7 +56,9 @@ function show(explanation) {
   const choice = /** @type {HTMLSelectElement} */ (byId("choice")).value;
   shown = explanation.choices?.[Number(choice)] ?? explanation;
   setText(byId("state"), shown.state);
-  for (const part of [showSentence, showFacts, showBlame, showLate, showMates, showAdvice]) part(shown);
+  for (const part of [showSentence, showFacts, showBlame, showLate, showMates]) part(shown);
+  whatIf.offer(explanation);
+  showAdvice(shown, whatIf);
   byId("life-panel").hidden = shown.segments.length === 0;
   canvasOf("waterfall").style.height = `${waterfallHeight(shown.causes)}px`;
   const thinned = shown.steps_thinned ? ", thinned evenly" : "";
@@ -85,6 +89,11 @@ function describe(e) {
   ];
   for (const [i, { canvas }] of charts.entries()) canvas.setAttribute("aria-label", words[i]);
   if (!byId("life-table").hidden) showSegments(byId("life-table"), e);
+}
+
+/** There are estimates, which belong beside the advice as well. */
+function estimated() {
+  if (shown !== null) showAdvice(shown, whatIf);
 }
 
 /** The cursor has moved, or the zoom has changed. */

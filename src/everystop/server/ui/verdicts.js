@@ -107,11 +107,15 @@ export function showMates({ steps }) {
   fillTable(tableIn("mates-list"), "Who shared its steps", columns, rows, [1, 2]);
 }
 
-/** @param {Explanation} e */
-export function showAdvice({ advice = [] }) {
+/** What might help, each with what the estimates of the request, if there are any, say of it. @param {Explanation} e @param {import("./what-if.js").WhatIf} whatIf */
+export function showAdvice({ advice = [] }, whatIf) {
   byId("advice-panel").hidden = advice.length === 0;
   byId("advice").replaceChildren(
-    ...advice.map(({ flag, text }) => make("li", "", [make("code", "", [flag]), ` ${text}`])),
+    ...advice.map(({ flag, text }) => {
+      const predicted = whatIf.predicted(flag);
+      const words = predicted === null ? [] : [make("span", "estimate muted", [`Estimate: ${predicted}`])];
+      return make("li", "", [make("code", "", [flag]), ` ${text}`, ...words]);
+    }),
   );
 }
 
