@@ -119,3 +119,19 @@ def test_a_request_of_somebody_else_cannot_be_put_beside(open_page: Open) -> Non
         watched.page.click("#beside-form button[type=submit]")
         watched.wait_for_text("#beside-table", "sum = end to end")
         assert watched.axe() == []
+
+
+def test_scrolling_back_fetches_what_was_before_the_page(open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream tells a moment only; the rest comes when somebody goes there."""
+    monkeypatch.setattr("everystop.observe.live_state.WINDOW_NS", 1)
+    monkeypatch.setattr("everystop.observe.live_past.STEPS_A_STRETCH", 15)
+    with parrot(max_num_seqs=2) as server:
+        server.post("/v1/completions", {"prompt": "an early passenger", "max_tokens": 40, "ignore_eos": True})
+        with visited(open_page, server, height=2200) as watched:
+            watched.wait_for_text("#connection", "live")
+            assert "finished" not in watched.text("#log")
+            watched.page.locator("#slots").focus()
+            watched.page.keyboard.press("a")
+            watched.wait_for_text("#past", "Nothing earlier is remembered.")
+            watched.wait_for_text("#log", "finished (length, 40 tokens)")
+            watched.wait_for_text("#recent", "● length")
