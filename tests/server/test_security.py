@@ -85,7 +85,8 @@ ODD_PATHS = [
     "//v1/models", "/v1/../v1/models", "/v1/models/", "/health/", "//health", "/health/../v1/models", "/HEALTH", "/",
     "/docs", "/openapi.json", "/v1%2Fmodels", "/health%00", "/health;/v1/models", "/v1/models?x=/health",
     "/health%2f..%2fmetrics", "/health/live/", "/health//live", "/health/live/../../metrics", "/health/ready%20",
-    "/ui/../metrics", "/ui/..%2fmetrics", "/ui/stream", "/ui/past", "/ui//stream", "/ui/stream/", "/ui/app.js/../../v1/models",
+    "/ui/../metrics", "/ui/..%2fmetrics", "/ui/stream", "/ui/past", "/ui//stream", "/ui/stream/",
+    "/ui/app.js/../../v1/models",
     "/ui%2fstream", "/invocations", "/v1/models/%2e%2e/%2e%2e/etc/passwd", "/%2e%2e/v1/models", "/metrics#/health",
 ]  # fmt: skip
 
