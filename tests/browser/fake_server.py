@@ -88,6 +88,10 @@ class FakeServer:
             _reply_json(handler, 401, {"error": {"message": "a valid API key is needed"}})
         elif path == "/ui/stream":
             self._stream(handler)
+        elif path.startswith("/ui/past?before_ns="):
+            now_ns = int(path.partition("=")[2])
+            nothing: dict[str, list[Any]] = {"steps": [], "requests": [], "acts": []}
+            _reply_json(handler, 200, nothing | {"from_ns": now_ns, "now_ns": now_ns, "more": False})
         elif path == "/v1/chat/completions":
             self.bodies.append(json.loads(body))
             pieces = [{"choices": [{"delta": {"content": "word "}}]}] * self.bodies[-1]["max_tokens"]

@@ -369,3 +369,47 @@ def test_targets_judge_requests_that_are_over(
 def test_a_share_that_is_not_whole_is_never_said_to_be(ask: Ask) -> None:
     function = "({scoreText}, scores) => scores.map(([kept, judged]) => scoreText({kept, judged}))"
     assert ask(function, [[999, 1000], [1000, 1000], [1, 3], [0, 5]]) == ["> 99 %", "100 %", "33 %", "0 %"]
+
+
+PAST = """({LiveModel}, [whole, messages, past]) => {
+    const oracle = new LiveModel();
+    oracle.take(whole);
+    const model = new LiveModel();
+    for (const message of messages) model.take(message);
+    const marked = model.timeline.at(0);
+    for (const message of past) model.takePast(message);
+    const told = one => ({
+        steps: one.timeline.steps.map(({id, begin_ns, end_ns, cells}) => [id, begin_ns, end_ns, cells]),
+        runs: one.timeline.runs.map(runs => runs.map(({request, kind, begin_ns, end_ns, tokens}) =>
+            [request, kind, begin_ns, end_ns, tokens])),
+        stays: one.timeline.stays.map(stays => stays.map(stay => [stay.request, stay.last - stay.first, stay.end_ns])),
+        requests: [...one.requests.keys()],
+        tokens: one.tokensPerSecond, running: one.running, acts: one.acts, firsts: one.firstTokens,
+    });
+    return {wanted: told(oracle), found: told(model), start: model.timeline.start,
+        stays: model.timeline.at(0) === marked, before: model.timeline.at(-1).id};
+}"""
+
+
+def test_the_past_goes_before_what_is_there_and_positions_stay(ask: Ask) -> None:
+    told = request(1, 0, first_token_ns=BEGIN_NS + 20 * MS)
+    other = request(2, 1, first_token_ns=BEGIN_NS + 60 * MS, finish_ns=BEGIN_NS + 80 * MS, state="finished")
+    steps = [step(1, [[0, 1, 40, 1]])] + [
+        step(i, [[0, 1, 1, 1], *([[1, 2, 1, 1]] * (i in (3, 4)))]) for i in range(2, 9)
+    ]
+    acts = [[BEGIN_NS, i, f"step {i}"] for i in range(1, 9)]
+    full = {"full": True, "server": SERVER, "waiting": []}
+    whole = message(steps, [other, told], acts=acts, **full)
+    late = [message(steps[6:], [told], acts=acts[6:], **full)]
+    past = [message(steps[3:6], [other, told], acts=acts[3:6]), message(steps[:4], [other, told], acts=acts[:3])]
+    found = ask(PAST, [whole, late, past])
+    assert (found["start"], found["stays"], found["before"]) == (-6, True, 6)
+    for what in ("steps", "runs", "stays", "requests", "tokens", "acts", "firsts"):
+        assert sorted(found["found"][what], key=str) == sorted(found["wanted"][what], key=str), what
+
+
+def test_a_row_on_its_way_when_its_request_ended_is_waste(ask: Ask) -> None:
+    over = request(1, 0, first_token_ns=BEGIN_NS + 20 * MS, finish_ns=BEGIN_NS + 40 * MS, state="finished")
+    rows = [step(1, [[0, 1, 40, 1]]), step(2, [[0, 1, 1, 1]]), step(3, [[0, 1, 1, 0]])]
+    kinds = ask(KINDS, [message(rows, [over], full=True, server=SERVER, waiting=[])])
+    assert [kind["0"] for kind in kinds] == ["prefill", "decode", "waste"]

@@ -136,3 +136,19 @@ def test_a_server_that_records_estimates_what_would_have_been(open_page: Open, t
             watched.wait_for_text("#what-if-remarks", "Changes are against the simulation as it was")
             assert watched.page.locator("#what-if-table tbody tr").count() >= 5
             assert watched.axe() == []
+
+
+def test_scrolling_back_fetches_what_was_before_the_page(open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream tells a moment only; the rest comes when somebody goes there."""
+    monkeypatch.setattr("everystop.observe.live_state.WINDOW_NS", 1)
+    monkeypatch.setattr("everystop.observe.live_past.STEPS_A_STRETCH", 15)
+    with parrot(max_num_seqs=2) as server:
+        server.post("/v1/completions", {"prompt": "an early passenger", "max_tokens": 40, "ignore_eos": True})
+        with visited(open_page, server, height=2200) as watched:
+            watched.wait_for_text("#connection", "live")
+            assert "finished" not in watched.text("#log")
+            watched.page.locator("#slots").focus()
+            watched.page.keyboard.press("a")
+            watched.wait_for_text("#past", "Nothing earlier is remembered.")
+            watched.wait_for_text("#log", "finished (length, 40 tokens)")
+            watched.wait_for_text("#recent", "● length")

@@ -16,13 +16,14 @@ from tests.observe.turns import after_each_turn
 
 from everystop.core.events import AdmitEvent, ArrivalEvent, Event, FinishEvent, PreemptEvent, RefuseEvent, StepEvent
 from everystop.core.request import RequestState
-from everystop.observe import live, live_state
+from everystop.observe import live, live_past, live_state
 from everystop.observe.blame import Blame
 from everystop.observe.causes import LABELS
 from everystop.observe.explain import explain
 from everystop.observe.history import History
 from everystop.observe.live import LiveReader
 from everystop.observe.live_state import LiveState
+from everystop.observe.live_teller import Strangers, Teller
 from everystop.observe.thread_share import free
 
 NameOf = Callable[[int], str | None]
@@ -460,3 +461,46 @@ def test_many_who_wait_are_listed_twice_a_second_and_always_counted() -> None:
     assert message["num_waiting"] == message["tiles"]["num_waiting"] == 146
     watch.harness.now_ns += live.MANY_WAITING_EVERY_NS
     assert len(watch.read_all()["waiting"]) == 100
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_past_in_stretches_is_what_a_stream_would_have_told(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_past, "STEPS_A_STRETCH", 7)
+    monkeypatch.setattr(live_past, "STEPS_A_TURN", 3)
+    harness = Harness(make_scheduler())
+    watch = Watch(harness)
+    rng = random.Random(seed)
+    for number in range(30):
+        harness.add(make_request(number, rng.randrange(1, 30), max_tokens=rng.randrange(1, 12)))
+        for _ in range(rng.randrange(1, 6)):
+            harness.turn()
+        watch.read_all()
+    watch.read_all()
+    steps: list[list[Any]] = []
+    acts: list[tuple[int, int, str]] = []
+    requests: dict[int, dict[str, Any]] = {}
+    before_ns = watch.steps[-1][2] + 1
+    while True:
+        past = live_past.LivePast(watch.history, before_ns=before_ns, since_ns=0)
+        while past.go_on():
+            pass
+        message = json.loads(msgspec.json.encode(past.message(Teller(Strangers(name_all), sees_all=True))))
+        steps, acts = message["steps"] + steps, message["acts"] + acts
+        requests = {one["id"]: one for one in message["requests"]} | requests
+        if not message["more"]:
+            break
+        before_ns = message["steps"][0][2]
+    assert steps == watch.steps
+    assert acts == [act for act in watch.acts if act[1] >= 0]
+    without_blame = [{**one, "blame": None} for one in watch.requests.values()]
+    same = ("id", "name", "slot", "admit_ns", "finish_ns", "finish_reason", "first_token_ns", "num_preemptions")
+    assert [[requests[one["id"]][key] for key in same] for one in without_blame if one["finish_ns"]] == [
+        [one[key] for key in same] for one in without_blame if one["finish_ns"]
+    ]
+
+
+def test_a_stranger_has_one_id_in_the_stream_and_in_the_past() -> None:
+    strangers = Strangers(lambda _: None)
+    shown = Teller(strangers, sees_all=False).steps([[0, [0, 41, 1, 1, 1, 42, 1, 1]]])
+    assert shown == [[0, [0, -2, 1, 1, 1, -3, 1, 1]]]
+    assert strangers.id(41) == -2

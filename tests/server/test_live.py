@@ -253,3 +253,40 @@ def test_an_http_1_0_client_gets_events_until_the_connection_ends(server: Parrot
         while b"\n\n" not in received:
             received += connection.recv(65536)
     assert b'data: {"full":true' in received
+
+
+def past_of(server: ParrotServer, before_ns: object, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
+    status, body = server.get(f"/ui/past?before_ns={before_ns}", dict(headers or {}))
+    return status, json.loads(body) if isinstance(body, bytes) else body
+
+
+def test_the_past_tells_what_the_stream_has_told() -> None:
+    with parrot() as server, watching(server) as watcher:
+        server.complete("abcdefgh")
+        watcher.wait(lambda _: any(one["state"] == "finished" for one in watcher.requests().values()))
+        steps = [step for message in watcher.messages for step in message["steps"]]
+        status, past = past_of(server, steps[-1][2])
+        assert status == 200
+        assert past["steps"] == steps[:-1]
+        assert [one["id"] for one in past["requests"]] == list(watcher.requests())
+        assert (past["now_ns"], past["more"]) == (steps[-2][2], False)
+        assert past_of(server, steps[0][2])[1]["steps"] == []
+        whole = past_of(server, steps[-1][2] + 1)[1]
+        assert whole["steps"] == steps
+        assert len(whole["acts"]) >= 1
+
+
+@pytest.mark.parametrize("query", ["", "?before_ns=", "?before_ns=-1", "?before_ns=1e9", "?before_ns=x",
+                                   "?before_ns=" + "9" * 19, "?before_ns=1&before_ns=2"])  # fmt: skip
+def test_a_time_that_is_none_is_refused(query: str) -> None:
+    with parrot() as server:
+        status, body = server.get(f"/ui/past{query}")
+        assert status == 400
+        assert b"before_ns" in body
+
+
+def test_no_more_than_two_stretches_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_PAST", 0)
+    with parrot() as server:
+        status, body = server.get("/ui/past?before_ns=1")
+        assert (status, json.loads(body)["error"]["code"]) == (429, "too_many_readers")

@@ -54,7 +54,7 @@ def test_names_of_this_machine_are_served(server: ParrotServer, host: str) -> No
 def test_a_name_that_somebody_registered_is_refused(server: ParrotServer, host: str) -> None:
     """DNS rebinding: the name of the page means 127.0.0.1 now."""
     assert post(server, host=host)[0] in (400, 403)
-    for path in ("/v1/models", "/metrics", "/ui/stream", "/ui", "/v1/requests/x"):
+    for path in ("/v1/models", "/metrics", "/ui/stream", "/ui/past", "/ui", "/v1/requests/x"):
         status, body = server.get(path, {"host": host})
         assert status in (400, 403)
         assert json.loads(body)["error"]["code"] in ("host_not_allowed", "invalid_host")

@@ -219,6 +219,11 @@ def test_no_path_names_a_tenant_to_another(keyed: ParrotServer, asker: str) -> N
         watcher = stack.enter_context(watching(keyed, headers=bearer(asker)))
         watcher.wait(lambda messages: any(message["steps"] for message in messages))
         texts += map(json.dumps, watcher.messages)
+        past = keyed.get(f"/ui/past?before_ns={10**18 - 1}", bearer(asker))[1].decode()
+        strangers = {one["id"] for one in json.loads(past)["requests"] if one["name"] is None}
+        watcher.wait(lambda _: strangers <= set(watcher.requests()))
+        assert all(one < -1 for one in strangers)
+        texts.append(past)
     for text in texts:
         assert not [name for name in others if f'"{name}"' in text]
 

@@ -1,88 +1,30 @@
-"""What one reader of the live stream is told: the messages, each with what has changed since the last.
-
-A reader who may not see a request gets it without name, lengths and arrival, under an id of this stream alone; that it
-takes part in steps, and with how many tokens, is no secret from those who share them.
-"""
+"""What one reader of the live stream is told: the messages, each with what has changed since the last."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from everystop.core.durations import NS_PER_S
 from everystop.observe.block_map import NOBODY
-from everystop.observe.decision_log import sentence
-from everystop.observe.live_request import LiveRequest
 from everystop.observe.live_state import LiveState, Waiter, waits_since_ns
+from everystop.observe.live_teller import Strangers, Teller
 from everystop.observe.waiting import STEP_RUNNING, because
-from everystop.observe.wording import ANOTHER, NameOf, number_name
+from everystop.observe.wording import ANOTHER, NameOf
 
 WAITING_SHOWN = 100
 FEW_WAITING, MANY_WAITING_EVERY_NS = 20, NS_PER_S // 2
 DECISIONS_A_MESSAGE = 200
 STEPS_A_MESSAGE = 400
 STEPS_BEHIND = 1000  # a reader that is further behind than that does not get the oldest
-FIRST_STRANGER = -2
-
-_NOT_OF_STRANGERS = dict.fromkeys(
-    (
-        "num_prompt_tokens",
-        "num_cached_tokens",
-        "num_output_tokens",
-        "arrival_ns",
-        "finish_reason",
-        "num_preemptions",
-        "max_gap_ns",
-        "blame",
-    )
-)
 _NOT_OF_STRANGERS_WAITING = dict.fromkeys(("num_prompt_tokens", "since_ns", "reason", "need", "have", "behind"))
-
-
-class Strangers:
-    """Which ids a reader may see: real ones for what it sees, else numbers from -2 downwards that mean nothing."""
-
-    def __init__(self, name_of: NameOf) -> None:
-        self._name_of = name_of
-        self._shown: dict[int, tuple[int, str | None]] = {}
-        self._next = FIRST_STRANGER
-
-    def name(self, request_id: int) -> str | None:
-        """Its name; None for a stranger."""
-        return self._look(request_id)[1]
-
-    def sees(self, request_id: int) -> bool:
-        """It is none."""
-        return self._look(request_id)[1] is not None
-
-    def number(self, request_id: int) -> str | None:
-        """What a sentence calls it, by its number; None for a stranger."""
-        return number_name(request_id) if self.sees(request_id) else None
-
-    def id(self, request_id: int) -> int:
-        """The id to show; -1 stands for nobody."""
-        return NOBODY if request_id < 0 else self._look(request_id)[0]
-
-    def forget(self, num: int, is_needed: Callable[[int], bool]) -> None:
-        """Where more than `num` are known, keep those that are needed."""
-        if len(self._shown) > num:
-            self._shown = {request_id: shown for request_id, shown in self._shown.items() if is_needed(request_id)}
-
-    def _look(self, request_id: int) -> tuple[int, str | None]:
-        shown = self._shown.get(request_id)
-        if shown is None:
-            name = self._name_of(request_id)
-            shown = (request_id, name) if name is not None else (self._next, None)
-            self._next -= name is None
-            self._shown[request_id] = shown
-        return shown
 
 
 class LiveReader:
     """The messages of one stream over a `LiveState`.
 
     `name_of` gives the name of a request that the reader may see, else None; with `sees_all` it gives one for each.
-    `server` is what the first message says of the server.
+    `server` is what the first message says of the server; `strangers` are those that the reader has met elsewhere.
     """
 
     def __init__(
@@ -92,10 +34,11 @@ class LiveReader:
         name_of: NameOf,
         sees_all: bool,
         server: Mapping[str, Any],
+        strangers: Strangers | None = None,
     ) -> None:
         self._state = state
-        self._strangers = Strangers(name_of)
-        self._sees_all = sees_all
+        self._strangers = strangers or Strangers(name_of)
+        self._teller = Teller(self._strangers, sees_all=sees_all)
         self._server = server
         self._step_position = state.steps.start
         self._decision_position = state.decisions.start
@@ -156,46 +99,12 @@ class LiveReader:
         self._step_position = last
         self._has_caught_up = self._has_caught_up or last == steps.end
         sent = steps.between(first, last)
-        return sent if self._sees_all else [self._redacted(step) for step in sent]
-
-    def _redacted(self, step: list[object]) -> list[object]:
-        rows = step[-1]
-        assert isinstance(rows, list)
-        rows = rows.copy()
-        rows[1::4] = map(self._strangers.id, rows[1::4])
-        return [*step[:-1], rows]
+        return self._teller.steps(sent)
 
     def _requests(self) -> list[dict[str, Any]]:
         changed = self._state.changed_since(self._version)
         self._version = self._state.version
-        return [self._request(request) for request in reversed(changed)]
-
-    def _request(self, request: LiveRequest) -> dict[str, Any]:
-        request_id = request.request_id
-        name = self._strangers.name(request_id)
-        shown = {
-            "id": self._strangers.id(request_id),
-            "name": name,
-            "state": request.state,
-            "slot": request.slot,
-            "admit_ns": request.admit_ns,
-            "first_token_ns": request.first_token_ns,
-            "finish_ns": request.finish_ns,
-        }
-        if name is None:
-            if request.finish_ns is not None:
-                shown["state"] = "finished"  # how it ended is its own affair
-            return shown | _NOT_OF_STRANGERS
-        return shown | {
-            "num_prompt_tokens": request.num_prompt_tokens,
-            "num_cached_tokens": request.num_cached_tokens,
-            "num_output_tokens": request.num_output_tokens,
-            "arrival_ns": request.received_ns,
-            "finish_reason": request.finish_reason,
-            "num_preemptions": request.num_preemptions,
-            "max_gap_ns": request.max_gap_ns,
-            "blame": request.blame,
-        }
+        return [self._teller.request(request) for request in reversed(changed)]
 
     def _waiting(self, waiter: Waiter) -> dict[str, Any]:
         request_id, wait = waiter.trail.request_id, waiter.wait
@@ -227,5 +136,4 @@ class LiveReader:
         if not is_full:
             self.num_dropped += first - self._decision_position
         self._decision_position = decisions.end
-        number = self._strangers.number
-        return [(one.now_ns, one.step_id, sentence(one, number)) for one in decisions.since(first)]
+        return self._teller.acts(decisions.since(first))

@@ -94,17 +94,18 @@ class LiveRequest:
         return gap_ns
 
 
-def requests_at(history: History, before_ns: int) -> Iterator[LiveRequest]:
-    """The requests that had boarded before then and were not over, as they stood. Steps are looked through for the
-    first tokens of each from where it boarded.
+def requests_at(history: History, before_ns: int, tokens_before_ns: int) -> Iterator[LiveRequest]:
+    """The requests that had boarded before then and were not over, as they stood, with the tokens of the steps
+    that came back before `tokens_before_ns`. Steps are looked through for the first tokens of each from where it
+    boarded.
     """
     for trail in list(history.trails.values()):
         if trail.finish is not None and trail.finish.now_ns < before_ns:
             continue
+        if not trail.admits or trail.admits[0].now_ns >= before_ns:
+            continue
         acts: list[AdmitEvent | PreemptEvent] = [*trail.admits, *trail.preemptions]
         acts = sorted((act for act in acts if act.now_ns < before_ns), key=lambda act: act.now_ns)
-        if not acts:
-            continue
         request = LiveRequest.of(trail)
         for act in acts:
             if isinstance(act, AdmitEvent):
@@ -112,7 +113,7 @@ def requests_at(history: History, before_ns: int) -> Iterator[LiveRequest]:
             else:
                 request.preempt(act)
         request.changed_ns = acts[-1].now_ns
-        _look_up_first_token(history, request, before_ns)
+        _look_up_first_token(history, request, tokens_before_ns)
         yield request
 
 

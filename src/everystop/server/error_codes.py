@@ -53,7 +53,7 @@ CODES: Mapping[str, Meaning] = {
     "bodies_full": Meaning(429, "too many bytes of bodies are being received"),
     "aside_full": Meaning(429, "too much of what generates nothing, such as `/tokenize`, is being worked on"),
     "estimate_running": Meaning(429, "another estimate is being made"),
-    "too_many_readers": Meaning(429, "too many watch `/ui/stream`"),
+    "too_many_readers": Meaning(429, "too many watch `/ui/stream`, or ask `/ui/past` at once"),
     "headers_too_large": Meaning(431, "target and headers are too large"),
     "generation_failed": Meaning(500, "this request failed alone, such as for numbers that overflowed"),
     "server_error": Meaning(500, "a fault of the server"),

@@ -1,4 +1,6 @@
-"""`GET /ui/stream`: what happens in the engine, as server-sent events, to a few readers at a time."""
+"""`GET /ui/stream`: what happens in the engine, as server-sent events, to a few readers at a time; `GET /ui/past`: what
+it told before.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from everystop import __version__
 from everystop.core.durations import NS_PER_S
+from everystop.core.errors import RequestError
 from everystop.observe.live import LiveReader
+from everystop.observe.live_past import PAST_NS, LivePast
 from everystop.observe.live_state import LiveState
+from everystop.observe.live_teller import Strangers, Teller
 from everystop.server.errors import Overloaded
+from everystop.server.fields import echo
 from everystop.server.state import Phase, ServerState
 from everystop.server.visibility import Viewer
 
 logger = logging.getLogger(__name__)
 
 MAX_READERS = 8
+MAX_PAST = 2  # answers that are being made
+MAX_DIGITS = 18  # of a time: 31 years
 INTERVAL_S = 0.1
 QUIET_S = 1.0  # a message comes at least so often
 SEND_TIMEOUT_S = 30.0
@@ -38,6 +47,16 @@ HEADERS = [
 encode = msgspec.json.Encoder().encode
 
 
+def time_of(values: list[str]) -> int:
+    """The time that the query gives as `before_ns`, in ns; raises RequestError."""
+    value = values[0] if len(values) == 1 else ""
+    if value.isascii() and value.isdecimal() and len(value) <= MAX_DIGITS:
+        return int(value)
+    given = echo(value) if len(values) == 1 else f"given {len(values)} times"
+    message = f"before_ns is {given}; it must be one time of the stream in ns, of at most {MAX_DIGITS} digits"
+    raise RequestError(message, param="before_ns", code="invalid_value")
+
+
 class LiveStreams:
     """The streams that are open over one server; while there are none, nothing is kept for them. Asyncio thread
     only.
@@ -47,6 +66,8 @@ class LiveStreams:
         self._state = state
         self._live: LiveState | None = None
         self._num_readers = 0
+        self._num_past = 0
+        self._strangers: WeakValueDictionary[str, Strangers] = WeakValueDictionary()
         self._costs: deque[tuple[int, int]] = deque([(0, time.process_time_ns())], COST_WINDOW)
         self._cost_ns = 0
         self._started_ns = time.monotonic_ns()
@@ -68,16 +89,53 @@ class LiveStreams:
         if self._live is None:
             self._live = self._follow()
         self._num_readers += 1
+        strangers = self._strangers_of(viewer)
         server = self._server() | {"sees": "all" if viewer.sees_all else "own"}
         try:
             yield (
                 self._live,
-                LiveReader(self._live, name_of=viewer.name_of, sees_all=viewer.sees_all, server=server),
+                LiveReader(
+                    self._live,
+                    name_of=viewer.name_of,
+                    sees_all=viewer.sees_all,
+                    server=server,
+                    strangers=strangers,
+                ),
             )
         finally:
             self._num_readers -= 1
             if self._num_readers == 0:
                 self._live = None
+
+    async def past(self, viewer: Viewer, before_ns: int) -> bytes:
+        """What the stream told before that time, as JSON; made in turns, so that others are served in between. Raises
+        what `open` raises.
+        """
+        self._state.check_open()
+        if self._num_past >= MAX_PAST:
+            message = f"{MAX_PAST} stretches of the past are being made; try again in a second"
+            raise Overloaded(message, retry_after_s=1, code="too_many_readers")
+        self._num_past += 1
+        try:
+            with self.work():
+                since_ns = time.monotonic_ns() - PAST_NS
+                past = LivePast(self._state.history, before_ns=before_ns, since_ns=since_ns)
+            has_more = True
+            while has_more:
+                await asyncio.sleep(0)
+                with self.work():
+                    has_more = past.go_on()
+            with self.work():
+                return encode(past.message(Teller(self._strangers_of(viewer), sees_all=viewer.sees_all)))
+        finally:
+            self._num_past -= 1
+
+    def _strangers_of(self, viewer: Viewer) -> Strangers:
+        """Those of all readers with the same key, so that a stranger has one id in the stream and in the past."""
+        strangers = self._strangers.get(viewer.owner)
+        if strangers is None:
+            strangers = self._strangers[viewer.owner] = Strangers(viewer.name_of)
+        return strangers
 
     def _follow(self) -> LiveState:
         model = self._state.model

@@ -171,4 +171,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/ui/stream"): Operation(
         tag=Tag.DASHBOARD, summary="What happens in the engine, without end", answer=_STREAMED
     ),
+    ("GET", "/ui/past"): Operation(
+        tag=Tag.DASHBOARD,
+        summary="What the stream told before the time `before_ns`, at most 30 s of it",
+        answer={JSON: answers.ANY_OBJECT},
+        errors=(429,),
+    ),
 }

@@ -50,6 +50,7 @@ PATHS = (
     Path("GET", "/v1/requests/{id:path}/explain"),
     Path("GET", "/v1/requests/{id:path}"),
     Path("GET", "/ui/stream"),
+    Path("GET", "/ui/past"),
 )
 OPEN_PATHS = frozenset(path.name for path in PATHS if path.is_open)
 GENERATIONS = frozenset(path.name for path in PATHS if path.generates)

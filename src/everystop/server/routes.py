@@ -35,7 +35,7 @@ from everystop.server.estimates import Estimates, is_asked_for
 from everystop.server.field_names import in_names
 from everystop.server.http_counts import HttpCounter
 from everystop.server.inquiry import Inquiry
-from everystop.server.live import LiveStreams
+from everystop.server.live import LiveStreams, time_of
 from everystop.server.origins import OriginGuard
 from everystop.server.paths import GENERATIONS, PATHS
 from everystop.server.prompt_report import PromptReport, report_of
@@ -115,6 +115,7 @@ def _routes(endpoints: Endpoints) -> list[Route]:
         "/v1/requests/{id}/explain": endpoints.explain,
         "/v1/requests/{id}": endpoints.request,
         "/ui/stream": endpoints.live,
+        "/ui/past": endpoints.past,
     }
     return [Route(path.pattern, answering[path.name], methods=[path.method]) for path in PATHS]
 
@@ -214,6 +215,14 @@ class Endpoints:
     async def live(self, request: Request) -> ASGIApp:
         """What happens in the engine, as it happens, and as far as the caller may see."""
         return self._streams.open(Viewer(self._state.history, caller_of(request.scope)))
+
+    async def past(self, request: Request) -> Response:
+        """What the stream told before a time, `before_ns`, as far as the caller may see."""
+        before_ns = time_of(request.query_params.getlist("before_ns"))
+        return WholeResponse(
+            await self._streams.past(Viewer(self._state.history, caller_of(request.scope)), before_ns),
+            media_type="application/json",
+        )
 
     async def _complete(self, request: Request, parse: Parse) -> ASGIApp:
         queue = self._state.board.queue

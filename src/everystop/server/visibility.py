@@ -71,6 +71,11 @@ class Viewer:
         self._caller = caller
 
     @property
+    def owner(self) -> str:
+        """Whose key it is."""
+        return self._caller.owner
+
+    @property
     def sees_all(self) -> bool:
         """Nothing is hidden."""
         return self._caller.sees_all

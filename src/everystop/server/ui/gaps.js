@@ -21,6 +21,11 @@ export class RequestGaps {
     this.seen.delete(id);
   }
 
+  /** Take over what was seen earlier of requests of which nothing was seen since. @param {RequestGaps} older */
+  addPast(older) {
+    for (const [id, seen] of older.seen) if (!this.seen.has(id)) this.seen.set(id, seen);
+  }
+
   /** Tokens of a request have come; `gap_ns` is null where none of it was seen before. @param {number} id
    * @param {number} numTokens @param {number | null} gap_ns
    */

@@ -22,6 +22,7 @@ import { byId, canvasOf, fillTable, keyOf, make, requestLink, setText } from "./
 import { chooseTheme } from "./theme.js";
 import { tryOut } from "./tryout.js";
 import { follow } from "./stream.js";
+import { Past } from "./past.js";
 import { offer, offerPieces, stepLines } from "./saving.js";
 import { traceOf } from "./trace.js";
 import { perfettoPieces } from "./perfetto.js";
@@ -46,6 +47,7 @@ const log = new DecisionLog(byId("log"));
 const recent = new RecentRequests(/** @type {HTMLTableElement} */ (byId("recent")), byId("recent-note"));
 const tip = new Tip(byId("tip"));
 
+const past = new Past(model, view, byId("past"));
 const recording = new Recording(byId("record"), byId("recording"), model, saveTrace);
 
 const slots = new Surface(canvasOf("slots"), (sheet) => drawSlots(sheet, view, teller));
@@ -119,6 +121,8 @@ function begin() {
   document.title = `Everystop: ${server.model}`;
   for (const what of Object.keys(shown)) shown[what] = -Infinity;
   view.pinned = null;
+  view.cursor = null;
+  past.begin();
   view.changed();
 }
 
@@ -183,6 +187,7 @@ function viewChanged() {
   if (view.isPaused && view.pinned === null) setText(byId("readout"), words.join("; "));
   else if (view.pinned === null) setText(byId("readout"), HINT);
   if (view.isPaused && !byId("slots-table").hidden) showTable("slots");
+  past.look();
 }
 
 /** Where the tip belongs: beside the cursor. @returns {{x: number, y: number} | null} */

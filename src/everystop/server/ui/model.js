@@ -32,6 +32,7 @@ import { StepPace } from "./pace.js";
 const NS_PER_S = 1e9;
 const MAX_ACTS = 5_000;
 const MAX_REQUESTS = 5_000;
+const MAX_PAST = 20_000;
 const MAX_SECONDS = 600;
 const NUMBERS_A_ROW = 4;
 
@@ -73,9 +74,56 @@ export class LiveModel {
     /** Who had a slot last. @type {(number | undefined)[]} */
     this.slotHolders = [];
     this.pace = new StepPace();
+    /** How many requests or acts were told of the past; so many more are remembered. */
+    this.numPast = 0;
+  }
+
+  /** There is room for more of the past. */
+  get hasRoom() {
+    return this.timeline.steps.length < this.timeline.maxSteps && this.numPast < MAX_PAST;
+  }
+
+  /** Put what `/ui/past` tells before all that is known. @param {any} message */
+  takePast(message) {
+    const { timeline } = this;
+    const firstId = timeline.steps[0]?.id ?? Infinity;
+    const older = new LiveModel();
+    const steps = message.steps.filter((/** @type {any[]} */ step) => step[0] < firstId);
+    older.take({ ...message, steps, full: true, server: this.server });
+    timeline.prepend(older.timeline);
+    this.#takePastSeries(older);
+    const { requests, lastToken } = this;
+    for (const [mine, theirs] of /** @type {[Map<number, any>, Map<number, any>][]} */ ([
+      [requests, older.requests],
+      [lastToken, older.lastToken],
+    ])) {
+      const known = [...mine];
+      mine.clear();
+      for (const [id, value] of [...theirs, ...known]) mine.set(id, value);
+    }
+    this.requestGaps.addPast(older.requestGaps);
+    this.acts.unshift(...older.acts);
+    this.numPast += Math.max(older.requests.size, older.acts.length);
+  }
+
+  /** @param {LiveModel} older */
+  #takePastSeries(older) {
+    for (const name of /** @type {const} */ (["gaps", "running", "queued"])) this[name] = older[name].concat(this[name]);
+    const known = new Set(this.firstTokens.map(({ ns, value }) => `${ns} ${value}`));
+    const firsts = older.firstTokens.filter(({ ns, value }) => !known.has(`${ns} ${value}`));
+    this.firstTokens = firsts.concat(this.firstTokens).sort((one, other) => one.ns - other.ns);
+    const tokens = new Map(this.tokensPerSecond.map((point) => [point.ns, point.value]));
+    for (const { ns, value } of older.tokensPerSecond) tokens.set(ns, (tokens.get(ns) ?? 0) + value);
+    const seconds = [...tokens.keys()].sort((one, other) => one - other);
+    const [first, last] = [seconds[0], seconds[seconds.length - 1]];
+    this.tokensPerSecond = [];
+    for (let ns = Math.max(first, last - MAX_SECONDS * NS_PER_S); ns <= last; ns += NS_PER_S) {
+      this.tokensPerSecond.push({ ns, value: tokens.get(ns) ?? 0 });
+    }
   }
 
   #clear() {
+    this.numPast = 0;
     for (const list of [this.firstTokens, this.gaps, this.running, this.queued, this.tokensPerSecond, this.acts]) {
       list.length = 0;
     }
@@ -159,6 +207,8 @@ export class LiveModel {
    */
   #kindOf(step, id, tokens, outputs) {
     const first_ns = this.lastToken.has(id) ? 0 : (this.requests.get(id)?.first_token_ns ?? Infinity);
+    const finish_ns = this.requests.get(id)?.finish_ns ?? Infinity;
+    if (finish_ns < step.end_ns) return "waste"; // it was on its way when its request ended
     const hasBegun = first_ns < step.end_ns;
     if (hasBegun && outputs > 0 && tokens <= outputs) return step.is_slow ? "slow" : "decode";
     if (hasBegun) return "recompute";
@@ -224,9 +274,10 @@ export class LiveModel {
       const gone = firstAbove(series, oldest, (point) => point.ns) - 1;
       if (gone > series.length / 4) series.splice(0, gone);
     }
-    if (this.acts.length > MAX_ACTS * 1.2) this.acts.splice(0, this.acts.length - MAX_ACTS);
+    const maxActs = MAX_ACTS + this.numPast;
+    if (this.acts.length > maxActs * 1.2) this.acts.splice(0, this.acts.length - maxActs);
     for (const [id, request] of this.requests) {
-      if (this.requests.size <= MAX_REQUESTS) break;
+      if (this.requests.size <= MAX_REQUESTS + this.numPast) break;
       if (request.finish_ns === null) continue;
       for (const map of [this.requests, this.lastToken]) map.delete(id);
       this.requestGaps.forget(id);

@@ -88,7 +88,7 @@ function point(canvas, view, slotAt) {
     if (event.buttons !== 0 && event.pointerType === "mouse") return;
     const axis = axisOf(/** @type {any} */ ({ width: canvas.clientWidth }), view);
     const position = axis.positionAt(event.offsetX);
-    const isInside = event.offsetX >= MARGIN.left && position >= 0;
+    const isInside = event.offsetX >= MARGIN.left && !Number.isNaN(position);
     view.cursor = isInside ? { position, slot: slotAt(event.offsetX, event.offsetY) } : null;
     view.changed();
   });

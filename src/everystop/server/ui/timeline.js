@@ -37,7 +37,8 @@ export function firstAbove(list, limit, value) {
   return low;
 }
 
-/** Positions of steps count from the first ever added, so that they stay when the oldest are forgotten. */
+/** Positions of steps count from the first ever added, so that they stay when the oldest are forgotten; earlier ones,
+ * which come later, have negative positions. */
 export class Timeline {
   /** @param {number} numSlots @param {number} maxSteps how many steps are remembered */
   constructor(numSlots, maxSteps = 30_000) {
@@ -92,6 +93,31 @@ export class Timeline {
       this.#extendStay(cell, position, step);
     }
     if (this.steps.length > this.maxSteps * 1.25) this.#forget(this.end - this.maxSteps);
+  }
+
+  /** Put the steps of an earlier timeline, which is then of no more use, before all others. @param {Timeline} older */
+  prepend(older) {
+    const { last, end } = older;
+    if (last === undefined) return;
+    const shift = this.start - end;
+    const first = this.steps[0];
+    if (first !== undefined) first.begin_ns = Math.max(first.begin_ns, last.end_ns);
+    for (const lists of [...this.runs, ...this.stays]) {
+      if (lists[0]?.first === this.start && first !== undefined) lists[0].begin_ns = first.begin_ns;
+    }
+    for (const lists of [...older.runs, ...older.stays]) {
+      for (const item of lists) {
+        item.first += shift;
+        item.last += shift;
+      }
+    }
+    for (let slot = 0; slot < this.numSlots; slot += 1) {
+      this.runs[slot] = joined(older.runs[slot], this.runs[slot], this.start);
+      this.stays[slot] = joined(older.stays[slot], this.stays[slot], this.start);
+    }
+    this.steps = older.steps.concat(this.steps);
+    this.start -= older.steps.length;
+    this.numShown = Math.max(this.numShown, older.numShown);
   }
 
   /** Slots that nobody has had are not worth a row each. @param {number} slot */
@@ -161,6 +187,21 @@ export class Timeline {
   cell(position, slot) {
     return this.at(position)?.cells.find((cell) => cell.slot === slot);
   }
+}
+
+/**
+ * Two lists of one slot as one; what goes on over `position` becomes one item.
+ * @template {Stay & {kind?: Kind, tokens?: number}} T
+ * @param {T[]} older @param {T[]} newer @param {number} position @returns {T[]}
+ */
+function joined(older, newer, position) {
+  const [before, after] = [older[older.length - 1], newer[0]];
+  const meet = before?.last === position - 1 && after?.first === position;
+  if (!meet || before.request !== after.request || before.kind !== after.kind) return older.concat(newer);
+  const { first, begin_ns } = before;
+  const one = { ...after, first, begin_ns };
+  if (before.tokens !== undefined) one.tokens = before.tokens + (after.tokens ?? 0);
+  return [...older.slice(0, -1), one, ...newer.slice(1)];
 }
 
 /**

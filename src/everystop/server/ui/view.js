@@ -42,7 +42,7 @@ export class View {
 
   /** The oldest value of the axis. */
   get oldest() {
-    return this.mode === "time" ? (this.timeline.steps[0]?.begin_ns ?? 0) : this.timeline.start;
+    return this.mode === "time" ? (this.timeline.steps[0]?.begin_ns ?? this.timeline.now_ns) : this.timeline.start;
   }
 
   /** The ends of what is shown. @returns {{from: number, to: number}} */
@@ -165,11 +165,11 @@ export class Axis {
     return this.mode === "time" ? [this.x(step.begin_ns), this.x(step.end_ns)] : [this.x(position), this.x(position + 1)];
   }
 
-  /** Position of the step under a pixel, -1 if there is none. @param {number} x @returns {number} */
+  /** Position of the step under a pixel, NaN if there is none. @param {number} x @returns {number} */
   positionAt(x) {
     const value = this.from + (x - this.left) / this.scale;
     const position = this.mode === "time" ? this.timeline.positionAt(value) : Math.floor(value);
-    return this.timeline.at(position) === undefined ? -1 : position;
+    return this.timeline.at(position) === undefined ? NaN : position;
   }
 
   /** Pixels and words of the axis. @returns {{x: number, text: string}[]} */
