@@ -13,10 +13,10 @@ from everystop.core.errors import RequestError
 from everystop.core.plan import TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import StepOutput
+from everystop.server.openai_fields import MAX_LOGPROBS
 from everystop.server.texts import ChoiceText, Piece, ShownToken, Texts, TokenInfo, finite, token_text
 from everystop.server.wishes import Wishes
 
-MAX_ENTRIES = 200_000
 LARGE_ENTRIES = 5_000
 
 
@@ -173,9 +173,9 @@ def report_of(
     Raises RequestError for more log-probabilities than may be held for one answer.
     """
     num = num_entries(prompts, params, wishes)
-    if num > MAX_ENTRIES:
+    if num > MAX_LOGPROBS:
         raise RequestError(
-            f"the prompts' log-probabilities would be {num:,} numbers, and at most {MAX_ENTRIES:,} are given in one "
+            f"the prompts' log-probabilities would be {num:,} numbers, and at most {MAX_LOGPROBS:,} are given in one "
             "answer; send fewer or shorter prompts, or ask for fewer alternatives",
             param="logprobs" if wishes.prompt_logprobs is None else "prompt_logprobs",
             code="too_many_logprobs",
