@@ -55,7 +55,6 @@ def test_bounds_are_those_of_the_code() -> None:
         json_body,
         json_shape,
         openai_fields,
-        prompt_report,
         protocol,
     )
 

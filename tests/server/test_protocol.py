@@ -406,9 +406,11 @@ def test_all_log_probabilities_of_a_whole_chat_are_bounded(server: ParrotServer)
     assert "tokens (max_completion_tokens)" in error["message"]
 
 
-def test_a_stream_may_have_any_number_of_log_probabilities(server: ParrotServer) -> None:
+def test_a_stream_may_have_any_number_of_log_probabilities_that_it_does_not_gather(server: ParrotServer) -> None:
     body = {"prompt": "a", "max_tokens": 96, "logprobs": 20, "n": 100, "stream": True}
     assert server.request("POST", COMPLETIONS, body)[0] == 200
+    gathered = error_of(server.post(COMPLETIONS, body | {"stream_interval": 96}))
+    assert (gathered["param"], gathered["code"]) == ("n", "too_many_logprobs")
 
 
 def test_an_answer_that_names_no_length_counts_as_the_longest(server: ParrotServer) -> None:

@@ -310,7 +310,10 @@ def test_reader_and_schema_agree(name: str, data: st.DataObject) -> None:
         ({"best_of": 2}, "best_of"),
         ({"best_of": 2, "do_sample": True, "seed": 1}, "best_of"),
         ({"top_n_tokens": 21}, "top_n_tokens"),
-        ({"best_of": 128, "max_new_tokens": 1000, "do_sample": True, "details": True, "top_n_tokens": 20}, "best_of"),
+        (
+            {"best_of": 128, "max_new_tokens": 1000, "do_sample": True, "details": True, "top_n_tokens": 20},
+            "max_new_tokens",
+        ),
         ({"seed": -1}, "seed"),
         ({"no_such": 1}, "no_such"),
         ({"details": "yes"}, "details"),

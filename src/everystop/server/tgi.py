@@ -124,7 +124,7 @@ def _parse(
     )
     params = _params(asked, options, streams=streams)
     try:
-        check_whole_answer(params, params.n, accepted, stream=streams)
+        check_whole_answer(params, params.n, accepted, held=1 if streams else None)
     except RequestError as error:
         raise in_names(error, NAMES) from None
     return TgiParsed(
