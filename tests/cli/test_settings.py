@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from everystop.cli import settings
+from everystop.cli import make_parser, settings
 from everystop.config import Config
 from everystop.config.setting import GROUPS, parse_bytes
 from everystop.core.errors import ConfigError
@@ -227,3 +228,41 @@ def test_a_configuration_shows_no_key() -> None:
     assert "7654321" not in shown
     assert "1234567" not in shown
     assert hash_key("7654321").digest.hex() not in repr(made)
+
+
+def options_of(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Each option and argument of a parser and of its commands, behind the words that lead there."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                yield from options_of(command, (*words, name))
+        else:
+            yield words, action
+
+
+PATHS = [
+    pytest.param(
+        words, action, id=" ".join((*words, action.option_strings[0] if action.option_strings else action.dest))
+    )
+    for words, action in options_of(make_parser())
+    if action.type in (Path, settings.path)
+]
+
+
+@pytest.mark.parametrize(("words", "action"), PATHS)
+def test_an_empty_path_is_refused_by_name(
+    words: tuple[str, ...], action: argparse.Action, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be the folder that the command runs in."""
+    assert action.type is settings.path
+    given = [action.option_strings[0], ""] if action.option_strings else [""] * 2
+    with pytest.raises(SystemExit) as stopped:
+        make_parser().parse_args([*words, *given])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert "it is empty; name a file or a folder" in error
+    assert not action.option_strings or f"argument {action.option_strings[0]}" in error
+
+
+def test_there_are_paths_to_be_refused() -> None:
+    assert len(PATHS) > 12

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from everystop.cli import settings
@@ -22,8 +21,10 @@ def add_parser(commands: Any) -> None:
         formatter_class=settings.HelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("input", metavar="IN.jsonl", type=Path, help="requests, one a line")
-    parser.add_argument("output", metavar="OUT.jsonl", type=Path, help="answers, one a line; extended where it exists")
+    parser.add_argument("input", metavar="IN.jsonl", type=settings.path, help="requests, one a line")
+    parser.add_argument(
+        "output", metavar="OUT.jsonl", type=settings.path, help="answers, one a line; extended where it exists"
+    )
     parser.add_argument("--model", metavar="MODEL", help="as for serve (default: smollm2)")
     settings.add_options(parser, without=(NETWORK, OPERATIONS))
     parser.set_defaults(run=run)

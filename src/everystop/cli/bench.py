@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from everystop.cli import settings
 from everystop.cli.settings import HelpFormatter
 from everystop.core.errors import ConfigError
 
@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
     steps.add_argument("--rows", metavar="N,N", default="1,32,128", help="rows of a step (default: 1,32,128)")
     steps.add_argument("--steps", metavar="N", type=int, default=300, help="steps to look at (default: 300)")
     steps.add_argument("--context", metavar="N", type=int, default=128, help="tokens of each prompt (default: 128)")
-    steps.add_argument("--json", metavar="FILE", type=Path, help="write the figures to a file as well")
+    steps.add_argument("--json", metavar="FILE", type=settings.path, help="write the figures to a file as well")
     steps.add_argument("serve_options", metavar="OPTION", nargs="*", help=argparse.SUPPRESS)
     steps.set_defaults(run=run_steps)
     _add_gpu(benches)
@@ -58,7 +58,9 @@ def _add_gpu(benches: Any) -> None:
     gpu.add_argument(
         "--minutes", metavar="N", type=float, default=7.5, help="what does not fit is left out and named (default: 7.5)"
     )
-    gpu.add_argument("--json", metavar="FILE", type=Path, help="write the figures to a file as well, part by part")
+    gpu.add_argument(
+        "--json", metavar="FILE", type=settings.path, help="write the figures to a file as well, part by part"
+    )
     gpu.set_defaults(run=run_gpu)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from everystop.cli import settings
 from everystop.cli.costs import MEASURED, cost_path
 
 
@@ -17,7 +17,7 @@ def add_parser(commands: Any) -> None:
         description="Fit the simulator's step times to a run recorded with `everystop serve --record`.",
         allow_abbrev=False,
     )
-    parser.add_argument("record", metavar="RECORD", type=Path, help="what --record has written")
+    parser.add_argument("record", metavar="RECORD", type=settings.path, help="what --record has written")
     parser.add_argument(
         "--out",
         metavar="FILE",
@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> None:
         help="where the step times go, as JSON (default: kept in the cache, for simulate's --cost measured)",
     )
     parser.add_argument(
-        "--held-out", metavar="RECORD", type=Path, help="another record: say how far its simulation is off"
+        "--held-out", metavar="RECORD", type=settings.path, help="another record: say how far its simulation is off"
     )
     parser.set_defaults(run=run)
 

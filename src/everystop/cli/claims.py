@@ -53,7 +53,7 @@ def add_parser(commands: Any) -> None:
         help="runs of each trial, in turns (default: 5), twice and four times as many for a claim that they leave "
         "undecided; with 1 there are no intervals",
     )
-    add("--out", metavar="DIR", type=Path, help="folder to write to (default: docs in a clone, else ./claims)")
+    add("--out", metavar="DIR", type=settings.path, help="folder to write to (default: docs in a clone, else ./claims)")
     add("--draw", action="store_true", help="measure nothing; draw pictures and page again from claims.json")
     settings.add_config_option(parser)
     engine = parser.add_argument_group("what computes")

@@ -72,7 +72,7 @@ def add_method(group: Any) -> None:
     add("--repeats", metavar="N", type=int, default=5, help="runs of each policy, in turns (default: 5)")
     add("--temperature", metavar="X", type=float, default=0.0, help="draw tokens (default: 0, greedily)")
     add("--seed", metavar="N", type=int, default=argparse.SUPPRESS, help="another one draws other tokens (default: 0)")
-    add("--out", metavar="DIR", type=Path, required=True, help="folder for report.json and the other files")
+    add("--out", metavar="DIR", type=settings.path, required=True, help="folder for report.json and the other files")
 
 
 def engine_fields() -> Iterator[dataclasses.Field[Any]]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from everystop.cli import simulate
+from everystop.cli import settings, simulate
 from everystop.cli.compare_server import check_server_options
 from everystop.core.errors import ConfigError
 
@@ -24,8 +23,10 @@ def add_requests(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="straggler (the default), chat, uniform, stall, shared, prefill or low-load; has its own --max-num-seqs",
     )
-    which.add_argument("--workload", metavar="FILE", type=Path, help="requests with token ids, as JSON lines")
-    which.add_argument("--trace", metavar="FILE", type=Path, help="requests with times and lengths, as for simulate")
+    which.add_argument("--workload", metavar="FILE", type=settings.path, help="requests with token ids, as JSON lines")
+    which.add_argument(
+        "--trace", metavar="FILE", type=settings.path, help="requests with times and lengths, as for simulate"
+    )
     simulate.add_trace_changes(group)
     group.add_argument(
         "--clients", metavar="N", type=int, help="send by N clients, one request at a time each, at no set times"

@@ -35,7 +35,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("id", metavar="ID", help="which request")
     settings.add_remote_options(parser)
-    parser.add_argument("--record", metavar="FILE", type=Path, help="look in a record instead of asking a server")
+    parser.add_argument(
+        "--record", metavar="FILE", type=settings.path, help="look in a record instead of asking a server"
+    )
     parser.add_argument(
         "--what-if",
         action="store_true",

@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
     simulate.add_machine_options(parser)
     add = parser.add_argument_group("output").add_argument
     add("--jobs", metavar="N", type=int, help="simulations at once (default: as many as there are cores)")
-    add("--out", metavar="DIR", type=Path, help="write plan.json, pictures and the recommended flags there")
+    add("--out", metavar="DIR", type=settings.path, help="write plan.json, pictures and the recommended flags there")
     add("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(run=run)
 

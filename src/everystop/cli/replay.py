@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from everystop.cli import settings
@@ -25,7 +24,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=settings.HelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("record", metavar="RECORD", type=Path, help="what --record has written")
+    parser.add_argument("record", metavar="RECORD", type=settings.path, help="what --record has written")
     parser.add_argument("--policy", choices=POLICIES, help="simulate this policy (default: the recorded one)")
     group = parser.add_argument_group("settings of that policy")
     for field in settings.flag_fields():
@@ -35,7 +34,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--write-workload",
         metavar="FILE",
-        type=Path,
+        type=settings.path,
         help="instead, write the requests of a record with prompts (--record-prompts) as a workload, to send "
         "them again",
     )

@@ -130,6 +130,15 @@ def in_words(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def path(text: str) -> Path:
+    """The type of options that name a file or a folder: the empty text, such as an unset variable of a shell, names
+    none, and must not mean the folder that the command runs in.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; name a file or a folder, or leave it out")
+    return Path(text)
+
+
 def as_argparse_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """A parser of one value whose errors argparse reports in its own form."""
 

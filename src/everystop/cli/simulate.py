@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everystop.cli import settings
@@ -92,7 +91,7 @@ def add_machine_options(parser: Any) -> None:
 def add_trace_options(group: Any) -> None:
     """What is read, and how it is changed."""
     add = group.add_argument
-    add("--trace", metavar="FILE", type=Path, required=True, help="requests with arrival times and lengths")
+    add("--trace", metavar="FILE", type=settings.path, required=True, help="requests with arrival times and lengths")
     add_trace_changes(group)
     add(
         "--max-tokens",

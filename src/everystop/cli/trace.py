@@ -23,12 +23,12 @@ def add_parser(commands: Any) -> None:
         formatter_class=settings.HelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("record", metavar="RECORD", type=Path, help="what --record has written")
+    parser.add_argument("record", metavar="RECORD", type=settings.path, help="what --record has written")
     parser.add_argument(
         "-o",
         "--out",
         metavar="FILE",
-        type=Path,
+        type=settings.path,
         help="file to write (default: beside the record, as .pftrace or .json)",
     )
     parser.add_argument("--json", action="store_true", help="write Chrome's JSON format, for other viewers")
