@@ -48,6 +48,7 @@ def test_bounds_are_those_of_the_code() -> None:
         tokenizer_files,
     )
     from everystop.server import (
+        answer_size,
         aside,
         bodies,
         estimates,
@@ -69,7 +70,7 @@ def test_bounds_are_those_of_the_code() -> None:
         f"of all answers | {http.MAX_UNSENT_BYTES // mib} MiB; {http.MAX_UNSENT_BYTES_IN_ALL // mib} MiB",
         f"{json_body.MAX_JSON_MARKS:,}; {json_shape.MAX_DEPTH}",
         f"{openai_fields.MAX_PROMPTS:,}; {openai_fields.MAX_N}; {protocol.MAX_SEQUENCES:,}",
-        f"{openai_fields.RANGES['logprobs'][1]}; {openai_fields.MAX_LOGPROBS:,}",
+        f"{openai_fields.RANGES['logprobs'][1]}; {answer_size.MAX_ENTRIES:,}",
         f"{openai_fields.MAX_STOPS}; {openai_fields.MAX_STOP_CHARS:,}",
         f"{messages.MAX_MESSAGES:,}; {messages.MAX_PARTS:,}; {messages.MAX_TOOL_CALLS}; {messages.MAX_NAME_CHARS}",
         f"{template_sandbox.MAX_SOURCE_CHARS // mib} MiB; {template_sandbox.MAX_RENDER_NS / 1e9:g} s",

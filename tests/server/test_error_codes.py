@@ -128,7 +128,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a bias with a zero in front": ("completions", {"logit_bias": {"05": 1}}, "invalid_value"),
     "too many prompts": ("completions", {"prompt": ["a"] * 2000}, "too_many_sequences"),
     "too many choices": ("completions", {"prompt": ["a"] * 1000, "n": 9}, "too_many_sequences"),
-    "too many log-probabilities": ("completions", {"logprobs": 20, "n": 128, "max_tokens": 1000}, "too_many_logprobs"),
     "too many scores": ("completions", {"prompt": ["a" * 900] * 20, "prompt_logprobs": 20}, "too_many_logprobs"),
     "a long stop": ("completions", {"stop": "x" * 2000}, "invalid_value"),
     "a long prompt": ("completions", {"prompt": "a" * 2000}, "context_length_exceeded"),

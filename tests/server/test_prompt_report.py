@@ -14,11 +14,10 @@ from tests.server.parrot import CONTROL, EOS, ParrotServer, ParrotTexts, parrot
 from tests.server.test_requests import check_sum
 from tests.server.test_streaming import CHAT, COMPLETIONS, reasons_of, texts_of
 
-from everystop.core.errors import RequestError
 from everystop.core.plan import StepPlan, TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import StepOutput
-from everystop.server.prompt_report import PromptReport, report_of
+from everystop.server.prompt_report import PromptReport
 from everystop.server.wishes import Wishes
 
 
@@ -216,15 +215,6 @@ def test_bad_words_reach_the_engine_as_they_are_spelled_inside_a_text(
 def test_max_tokens_0_needs_something_to_ask_of_a_chat(server: ParrotServer) -> None:
     assert error_of(server.chat("abc", max_tokens=0))["param"] == "max_tokens"
     assert error_of(server.chat("abc", max_completion_tokens=0))["param"] == "max_completion_tokens"
-
-
-def test_more_numbers_than_an_answer_may_hold_are_refused_before_any_work() -> None:
-    texts, prompts = ParrotTexts(), [(1,) * 5000] * 2
-    report_of(prompts, SamplingParams(prompt_logprobs=19), Wishes(prompt_logprobs=19), texts)
-    with pytest.raises(RequestError, match="210,000"):
-        report_of(prompts, SamplingParams(prompt_logprobs=20), Wishes(prompt_logprobs=20), texts)
-    with pytest.raises(RequestError, match="400,000"):
-        report_of(prompts, SamplingParams(prompt_logprobs=9, n=4), Wishes(echo=True), texts)
 
 
 def test_large_answer_is_written_whole(server: ParrotServer) -> None:

@@ -288,15 +288,6 @@ def test_reader_and_schema_agree(name: str, data: st.DataObject) -> None:
     assert takes(row, value) == is_valid(row.schema, value), value
 
 
-def test_all_log_probabilities_of_an_answer_are_bounded(server: ParrotServer) -> None:
-    asked = {"best_of": 100, "max_new_tokens": 96, "do_sample": True, "details": True, "top_n_tokens": 20}
-    status, answer = generate(server, "a", **asked)
-    assert status == 422
-    assert "201,600 log-probabilities" in answer["error"]
-    assert "tokens (max_new_tokens)" in answer["error"]
-    assert generate(server, "a", **asked | {"max_new_tokens": 95})[0] == 200
-
-
 @pytest.mark.parametrize(
     ("parameters", "word"),
     [

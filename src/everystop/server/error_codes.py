@@ -30,7 +30,7 @@ CODES: Mapping[str, Meaning] = {
     "too_many_sequences": Meaning(400, "prompts times choices are more than may be asked for, or run and wait"),
     "too_many_choices": Meaning(400, "`n` is more than the tenant may have running and waiting"),
     "too_many_tokens": Meaning(400, "the prompts together have more tokens than may wait"),
-    "too_many_logprobs": Meaning(400, "there would be too many log-probabilities for one answer"),
+    "too_many_logprobs": Meaning(400, "log-probabilities or token ids would be too many for one answer"),
     "invalid_text": Meaning(400, "the text is no valid Unicode"),
     "chat_template_missing": Meaning(400, "the model brings no chat template"),
     "chat_template_error": Meaning(400, "the chat template refuses the messages, or fails on them"),

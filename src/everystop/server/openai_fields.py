@@ -14,7 +14,6 @@ from everystop.server.fields import Effect, Field, wrong
 
 MAX_N = 128
 MAX_PROMPTS = 1024
-MAX_LOGPROBS = 200_000  # numbers in one answer
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_BAD_WORDS = 128

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from everystop.core.errors import RequestError
 from everystop.core.plan import TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import StepOutput
-from everystop.server.openai_fields import MAX_LOGPROBS
+from everystop.server.answer_size import num_of_prompts
 from everystop.server.texts import ChoiceText, Piece, ShownToken, Texts, TokenInfo, finite, token_text
 from everystop.server.wishes import Wishes
 
@@ -53,7 +52,7 @@ class PromptReport:
         self._token_bytes = _name_by_id if wishes.names_by_id else texts.token_bytes
         scores = params.prompt_logprobs is not None
         self._prompts = [PromptText(prompt, len(prompt) - 1 if scores else 0) for prompt in prompts]
-        self.is_large = num_entries(prompts, params, wishes) > LARGE_ENTRIES
+        self.is_large = num_of_prompts(prompts, params) > LARGE_ENTRIES
 
     def make_choice(self, index: int, texts: Texts, params: SamplingParams) -> ChoiceText:
         """A choice whose text begins with the prompt where that is wanted, and tells the ids of its tokens so."""
@@ -158,28 +157,10 @@ class PromptReport:
         return tuple(infos)
 
 
-def num_entries(prompts: Sequence[tuple[int, ...]], params: SamplingParams, wishes: Wishes) -> int:
-    """How many log-probabilities of prompts an answer holds; an echo repeats them for each choice."""
-    if params.prompt_logprobs is None:
-        return 0
-    return sum(map(len, prompts)) * (params.prompt_logprobs + 1) * (params.n if wishes.echo else 1)
-
-
 def report_of(
     prompts: Sequence[tuple[int, ...]], params: SamplingParams, wishes: Wishes, texts: Texts
 ) -> PromptReport | None:
-    """The report that these wishes call for; None where an answer says nothing of prompts or token ids.
-
-    Raises RequestError for more log-probabilities than may be held for one answer.
-    """
-    num = num_entries(prompts, params, wishes)
-    if num > MAX_LOGPROBS:
-        raise RequestError(
-            f"the prompts' log-probabilities would be {num:,} numbers, and at most {MAX_LOGPROBS:,} are given in one "
-            "answer; send fewer or shorter prompts, or ask for fewer alternatives",
-            param="logprobs" if wishes.prompt_logprobs is None else "prompt_logprobs",
-            code="too_many_logprobs",
-        )
+    """The report that these wishes call for; None where an answer says nothing of prompts or token ids."""
     wants = wishes.echo or wishes.prompt_logprobs is not None or wishes.token_ids or wishes.names_by_id
     return PromptReport(prompts, params, wishes, texts) if wants else None
 

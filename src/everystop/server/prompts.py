@@ -12,6 +12,7 @@ from everystop.core.fitting import check_fits
 from everystop.core.request import SamplingParams
 from everystop.model.bad_words import bad_word_ids
 from everystop.server import json_body
+from everystop.server.answer_size import check_size
 from everystop.server.field_names import in_names
 from everystop.server.protocol import Accepted, Parsed
 from everystop.server.state import ServedModel
@@ -53,8 +54,11 @@ def _prepare(model: ServedModel, parsed: Parsed, admit: Callable[[int], None]) -
         spell = partial(model.encode, add_special=False)
         params = replace(params, bad_word_ids=bad_word_ids(parsed.bad_words, spell))
     params = _with_default_length(params, prompts, model)
-    for prompt in prompts:
+    granted = [
         check_fits(len(prompt), params.max_tokens, model.limit_tokens, min_tokens=params.min_tokens)
+        for prompt in prompts
+    ]
+    check_size(parsed, params, prompts, granted)
     return Prepared(parsed, prompts, params)
 
 

@@ -14,14 +14,7 @@ from everystop.model.messages import PLAIN, ChatOptions
 from everystop.server import fields
 from everystop.server.errors import ModelUnknown
 from everystop.server.field_names import in_names
-from everystop.server.openai_fields import (
-    CHAT_FIELDS,
-    COMPLETION_FIELDS,
-    MAX_LOGPROBS,
-    PARAMETER_FIELDS,
-    RANGES,
-    Prompt,
-)
+from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS, PARAMETER_FIELDS, Prompt
 from everystop.server.truncation import Truncation, read_truncation
 from everystop.server.wishes import NO_WISHES, Wishes, check_sequences, num_scored, read_wishes
 
@@ -91,7 +84,6 @@ def parse_completion(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
             param="n",
             code="too_many_sequences",
         )
-    check_whole_answer(parsed.params, num_sequences, accepted, held=held_by(parsed))
     return replace(parsed, prompts=prompts, add_special_tokens=values.get("add_special_tokens", True))
 
 
@@ -115,36 +107,10 @@ def parse_chat(body: Mapping[str, Any], accepted: Accepted) -> Parsed:
     names = {"max_tokens": "max_completion_tokens"} if "max_completion_tokens" in values else {}
     try:
         parsed = _parse_common(values, accepted, logprobs, max_tokens)
-        check_whole_answer(parsed.params, parsed.params.n, accepted, held=held_by(parsed))
     except RequestError as error:
         raise in_names(error, names) from None
     check_sequences(parsed.wishes, parsed.params.n)
     return replace(parsed, messages=values["messages"], chat=_read_chat_options(values), names=names)
-
-
-def held_by(parsed: Parsed) -> int | None:
-    """How many tokens of each sequence wait until they are sent together; None for all."""
-    return parsed.wishes.interval if parsed.stream else None
-
-
-def check_whole_answer(params: SamplingParams, num_sequences: int, accepted: Accepted, *, held: int | None) -> None:
-    """Raise RequestError for more log-probabilities than are held for one answer at a time: as many as the longest
-    sequence has with all alternatives are always given. `held` tokens of each sequence are held back, or all (None).
-    """
-    if params.logprobs is None:
-        return
-    limit = max(MAX_LOGPROBS, accepted.max_model_len * (RANGES["logprobs"][1] + 1))
-    asked = params.max_tokens if params.max_tokens is not None else accepted.defaults.max_tokens
-    num_tokens = min(each for each in (accepted.max_model_len, asked, held) if each is not None)
-    num = num_sequences * num_tokens * (params.logprobs + 1)
-    if num > limit:
-        raise RequestError(
-            f"{num_sequences:,} sequences × {num_tokens:,} tokens × {params.logprobs + 1} are {num:,} "
-            f"log-probabilities, and at most {limit:,} are held for one answer; ask for fewer choices, tokens "
-            "(max_tokens) or alternatives, or for a stream, which holds stream_interval tokens of each sequence",
-            param="n" if params.n > 1 else "max_tokens",
-            code="too_many_logprobs",
-        )
 
 
 def _read_chat_options(values: dict[str, Any]) -> ChatOptions:

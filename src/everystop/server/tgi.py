@@ -14,11 +14,10 @@ from everystop import __version__
 from everystop.core.errors import RequestError
 from everystop.core.request import SamplingParams
 from everystop.server import fields
-from everystop.server.field_names import in_names
 from everystop.server.fields import Field, wrong
 from everystop.server.openai_fields import MAX_N, MAX_STOP_CHARS, MAX_STOPS, RANGES
 from everystop.server.prompts import PREPARE_WORKERS
-from everystop.server.protocol import Accepted, Parsed, check_whole_answer
+from everystop.server.protocol import Accepted, Parsed
 from everystop.server.state import ServedModel
 from everystop.server.truncation import Truncation
 from everystop.server.wishes import NO_WISHES, Wishes
@@ -122,13 +121,8 @@ def _parse(
         seed=asked.get("seed"),
         is_listed=is_listed,
     )
-    params = _params(asked, options, streams=streams)
-    try:
-        check_whole_answer(params, params.n, accepted, held=1 if streams else None)
-    except RequestError as error:
-        raise in_names(error, NAMES) from None
     return TgiParsed(
-        params=params,
+        params=_params(asked, options, streams=streams),
         model=accepted.model_names[0],
         prompts=(values["inputs"],),
         stream=streams,
