@@ -22,7 +22,7 @@ def ask(browser: Any) -> Iterator[Ask]:
     with fake_server() as server:
         page = browser.new_page()
         page.goto(f"{server.url}/ui/r/nobody")
-        names = ("format", "timeline", "view", "model", "blockmap", "span", "targets", "pace")
+        names = ("format", "timeline", "view", "model", "blockmap", "words", "span", "targets", "pace")
         loads = ", ".join(f"import('/ui/{name}.js')" for name in names)
 
         def run(function: str, argument: Any = None) -> Any:
@@ -279,10 +279,41 @@ def test_blocks_are_found_under_a_point(ask: Ask) -> None:
     grid = found["grid"]
     assert -(-100 // grid["columns"]) * grid["size"] <= 120
     assert found["counts"] == {"s": 2, "p": 5, "f": 93, "e": 0}
-    assert found["first"] == {"block": 0, "kind": "s", "owner": -1}
-    assert found["owned"] == {"block": 3, "kind": "p", "owner": 7}
+    assert found["first"] == {"block": 0, "kind": "s", "owners": [], "numOwners": 0}
+    assert found["owned"] == {"block": 3, "kind": "p", "owners": [7], "numOwners": 1}
     assert found["none"] is None
     assert found["big"]["size"] == 1
+
+
+def test_a_block_names_who_shares_it_and_counts_who_may_not_be_seen(ask: Ask) -> None:
+    requests = [request(number, number) for number in (4, 7, 9)]
+    said = ask(
+        """({LiveModel, blockAt, blockWords}, {message, runs}) => {
+            const model = new LiveModel();
+            model.take(message);
+            const grid = {size: 10, columns: 100, numBlocks: runs.length};
+            return runs.map((run, i) => blockWords(model, blockAt(runs, grid, 10 * i + 5, 5)));
+        }""",
+        {
+            "message": message([], requests, full=True, server=SERVER, acts=[], dropped=0, tiles=None),
+            "runs": [
+                ["s", 1, 4, 8, 7, 9],
+                ["s", 1, 4, 2, 7],
+                ["s", 1, -2, 8, 7, -3],
+                ["s", 1, -2, 2, -3],
+                ["p", 1, 4],
+                ["f", 1, -1],
+            ],
+        },
+    )
+    assert said == [
+        "block 0: shared by 8: r4, r7, r9 and 5 others",
+        "block 1: shared by 2: r4 and r7",
+        "block 2: shared by 8: r7 and 7 others",
+        "block 3: shared by 2 requests",
+        "block 4: private, r4",
+        "block 5: free",
+    ]
 
 
 def test_the_span_of_a_life_stays_within_it(ask: Ask) -> None:

@@ -257,8 +257,8 @@ def test_a_reader_that_sees_some_gets_the_others_without_anything_of_theirs() ->
                     assert one.get("state", "waiting") in ("waiting", "running", "finished")
                 else:
                     assert one["name"] == f"mine-{one['id']}"
-            for _, _, owner in message.get("kv", {"runs": []})["runs"]:
-                assert owner < 0 or owner in own
+            for _, _, owner, *sharing in message.get("kv", {"runs": []})["runs"]:
+                assert all(each < 0 or each in own for each in (owner, *sharing[1:]))
             for _, _, text in message["acts"]:
                 assert all(int(number) in own for number in re.findall(r"\br(\d+)", text)), text
             assert all(
@@ -352,6 +352,23 @@ def test_missing_blocks_and_preemptions_are_told_in_words() -> None:
     assert "kept 1 decode; preempted r1, which loses 32 computed tokens; nobody boards: somebody has just lost" in texts
     assert "took back r1" in texts
     assert "r0 finished (length, 30 tokens)" in texts
+
+
+def test_who_shares_a_block_is_counted_and_strangers_are_not_named() -> None:
+    harness = Harness(make_scheduler(num_blocks=64, block_size=4, max_num_seqs=8))
+    watch = Watch(harness, name_of=lambda i: f"mine-{i}" if i == 2 else None, sees_all=False)
+    harness.add(make_request(0, list(range(9)), max_tokens=20))
+    harness.turn()
+    for request_id in range(1, 6):
+        harness.add(make_request(request_id, list(range(9)), max_tokens=20))
+    harness.turn()
+    harness.now_ns += live_state.BLOCKS_EVERY_NS
+    watch.read_all()
+    kind, num, first, num_owners, *others = watch.read()["kv"]["runs"][0]
+    assert (kind, num, num_owners) == ("s", 2, 6)
+    assert first < -1, "a stranger"
+    assert others[0] < -1
+    assert others[1] == 2
 
 
 def test_blocks_are_asked_for_when_something_has_happened_only() -> None:

@@ -222,7 +222,7 @@ class LiveView:
             self._take_step(Step.of(sent, 0 if self.last_step is None else self.last_step.end_ns))
         if "kv" in message:
             self.blocks = Counter[str]()
-            for kind, num, _ in message["kv"]["runs"]:
+            for kind, num, *_ in message["kv"]["runs"]:
                 self.blocks[kind] += num
         self.acts.extend(text for _, _, text in message["acts"])
         self._note_tiles(message["tiles"])

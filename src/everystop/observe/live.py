@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from everystop.core.durations import NS_PER_S
-from everystop.observe.block_map import NOBODY
+from everystop.observe.block_map import NOBODY, BlockRun
 from everystop.observe.live_state import LiveState, Waiter, waits_since_ns
 from everystop.observe.live_teller import Strangers, Teller
 from everystop.observe.waiting import STEP_RUNNING, because
@@ -126,9 +126,13 @@ class LiveReader:
             "behind": None if ahead in (NOBODY, request_id) else self._strangers.id(ahead),
         }
 
-    def _block_runs(self) -> list[tuple[str, int, int]]:
+    def _block_runs(self) -> list[tuple[str | int, ...]]:
+        return [self._block_run(run) for run in self._state.block_runs]
+
+    def _block_run(self, run: BlockRun) -> tuple[str | int, ...]:
         shown = self._strangers.id
-        return [(run.kind, run.num, shown(run.owner)) for run in self._state.block_runs]
+        told = (run.kind, run.num, shown(run.owner))
+        return told if run.num_owners < 2 else (*told, run.num_owners, *map(shown, run.others))
 
     def _acts(self, is_full: bool) -> list[tuple[int, int, str]]:
         decisions = self._state.decisions

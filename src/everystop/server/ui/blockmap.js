@@ -3,7 +3,12 @@
 import { BLOCKS, inkOf } from "./grammar.js";
 
 /** @typedef {import("./surface.js").Sheet} Sheet */
-/** Consecutive blocks of one kind and owner (-1: nobody, or several). @typedef {[string, number, number]} BlockRun */
+/**
+ * Consecutive blocks of one kind and the same owners: kind, number, the first owner (-1: nobody), and where several
+ * share them, how many and the next two.
+ * @typedef {[string, number, number, ...number[]]} BlockRun
+ */
+/** @typedef {{block: number, kind: string, owners: number[], numOwners: number}} FoundBlock */
 /** @typedef {{size: number, columns: number, numBlocks: number}} Grid */
 
 /**
@@ -27,9 +32,9 @@ export function drawBlocks(sheet, runs, pinned) {
   const grid = gridOf(numBlocksOf(runs), width, height);
   const side = grid.size - (grid.size >= 4 ? 1 : 0);
   let block = 0;
-  for (const [kind, length, owner] of runs) {
+  for (const [kind, length, owner, , ...others] of runs) {
     const what = BLOCKS[kind] ?? BLOCKS.f;
-    const isPinned = pinned !== null && owner === pinned;
+    const isPinned = pinned !== null && (owner === pinned || others.includes(pinned));
     context.fillStyle = what.texture === "hollow" ? theme.rule : inkOf(context, what, ratio);
     for (const end = block + length; block < end; block += 1) {
       const x = (block % grid.columns) * grid.size;
@@ -82,15 +87,19 @@ export function blockCounts(runs) {
   return counts;
 }
 
-/** The block under a point: its number and run. @param {BlockRun[]} runs @param {Grid} grid @param {number} x @param {number} y */
+/**
+ * The block under a point; of those that share it at most three are in `owners`.
+ * @param {BlockRun[]} runs @param {Grid} grid @param {number} x @param {number} y @returns {FoundBlock | null}
+ */
 export function blockAt(runs, grid, x, y) {
   const column = Math.floor(x / grid.size);
   if (column >= grid.columns || column < 0) return null;
   const block = Math.floor(y / grid.size) * grid.columns + column;
   let end = 0;
-  for (const run of runs) {
-    end += run[1];
-    if (block < end) return { block, kind: run[0], owner: run[2] };
+  for (const [kind, length, owner, numOwners, ...others] of runs) {
+    end += length;
+    const owners = owner === -1 ? [] : [owner, ...others];
+    if (block < end) return { block, kind, owners, numOwners: numOwners ?? owners.length };
   }
   return null;
 }

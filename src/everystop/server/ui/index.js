@@ -16,8 +16,8 @@ import { WaitingRoom } from "./waiting.js";
 import { DecisionLog } from "./log.js";
 import { RecentRequests } from "./recent.js";
 import { Tip } from "./tip.js";
-import { nameOf, tableOf } from "./tables.js";
-import { blocksSummary, columnsSummary, cursorWords, pinnedWords, slotsSummary } from "./words.js";
+import { tableOf } from "./tables.js";
+import { blockWords, blocksSummary, columnsSummary, cursorWords, pinnedWords, slotsSummary } from "./words.js";
 import { byId, canvasOf, fillTable, keyOf, make, requestLink, setText } from "./dom.js";
 import { chooseTheme } from "./theme.js";
 import { tryOut } from "./tryout.js";
@@ -234,8 +234,7 @@ function readBlock(event) {
   const { clientWidth, clientHeight } = blocks.canvas;
   const grid = gridOf(numBlocksOf(model.blocks), clientWidth, clientHeight);
   const found = blockAt(model.blocks, grid, event.offsetX, event.offsetY);
-  const owner = found !== null && found.owner >= 0 ? `, ${nameOf(model, found.owner)}` : "";
-  setText(byId("blocks-readout"), found === null ? "" : `block ${found.block}: ${BLOCKS[found.kind].label}${owner}`);
+  setText(byId("blocks-readout"), found === null ? "" : blockWords(model, found));
 }
 
 /** @param {string} panel @param {HTMLElement} button */

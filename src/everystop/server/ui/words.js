@@ -66,6 +66,21 @@ export function columnsSummary(model) {
   return step === undefined ? "Step composition: no step yet." : `Step composition, budget ${counted(budget, "token")}; last ${stepWords(step)}.`;
 }
 
+/**
+ * A block of the map and who has it: "block 12: shared by 8: r4, r7, r9 and 5 others". Who may not be seen is counted only.
+ * @param {LiveModel} model @param {import("./blockmap.js").FoundBlock} found @returns {string}
+ */
+export function blockWords(model, found) {
+  const { block, kind, owners, numOwners } = found;
+  const words = `block ${count(block)}: ${BLOCKS[kind].label}`;
+  if (numOwners < 2) return owners.length === 0 ? words : `${words}, ${nameOf(model, owners[0])}`;
+  const names = owners.filter((id) => id >= 0).map((id) => nameOf(model, id));
+  if (names.length === 0) return `${words} by ${numOwners} requests`;
+  const rest = numOwners - names.length;
+  if (rest > 0) names.push(counted(rest, "other"));
+  return `${words} by ${numOwners}: ${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`;
+}
+
 /** @param {LiveModel} model @returns {string} */
 export function blocksSummary(model) {
   const counts = blockCounts(model.blocks);
