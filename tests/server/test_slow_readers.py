@@ -8,6 +8,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,6 +107,30 @@ def test_a_slow_client_is_not_cut_off_as_long_as_it_takes_something(
             asyncio.run_coroutine_threadsafe(look(), server.loop).result()
     assert num_looks > 1
     assert not server.service.state.board.aborted
+
+
+def test_what_a_slow_client_adds_is_delivery_and_all_causes_sum_to_the_whole(server: ParrotServer) -> None:
+    """The engine is done before the client has taken a byte."""
+    with reader(server, max_tokens=800) as connection:
+        wait_until(lambda: any(each.flow.write_paused for each in server.service._http.server_state.connections))
+        wait_until(lambda: not server.scheduler.requests)
+        history = server.service.state.history
+        [client] = history.clients.values()
+        begun_ns = time.monotonic_ns()
+        assert client.delivered_ns is None
+        drain_until(connection, b"[DONE]")
+        wait_until(lambda: is_over(server))
+    status, body = server.get(f"/v1/requests/{client.name}/explain")
+    told = json.loads(body)
+    ns = {each["cause"]: each["ns"] for each in told["causes"]}
+    finish = history.trails[client.first_request_id].finish
+    assert status == 200
+    assert finish is not None
+    assert client.delivered_ns is not None
+    assert finish.num_output_tokens == 800
+    assert finish.now_ns < begun_ns < client.delivered_ns
+    assert ns["delivery"] == client.delivered_ns - finish.now_ns
+    assert sum(ns.values()) == told["e2e_ns"] == client.delivered_ns - client.received_ns
 
 
 def test_memory_for_one_reader_is_bounded_before_its_time_is_up(
