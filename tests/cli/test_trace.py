@@ -56,7 +56,6 @@ def test_what_cannot_be_traced_is_refused(record: Path, capsys: pytest.CaptureFi
         ([str(record), "-o", str(record)], 2, "is the record itself"),
         ([str(record), "-o", str(record.with_name("absent") / "run.pftrace")], 2, "name another file by --out"),
         ([str(record), "-o", str(record.parent)], 2, "is a folder; name a file"),
-        ([str(record), "-o", ""], 2, "is a folder; name a file"),
         ([str(text)], 1, "is not a record of a run"),
         ([str(record.with_name("absent.gz"))], 1, "cannot be read"),
     ):
