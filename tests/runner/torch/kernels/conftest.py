@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +39,31 @@ def one_patch_a_launch() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InterpretedFunction, "__call__", call)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def products_in_one_order() -> Iterator[None]:
+    """The interpreter multiplies tiles with NumPy's BLAS, whose sums take another order in other rows of a tile.
+
+    A GPU's do not. OpenBLAS's kernels for AVX-512 happen not to either; those for AVX2 do, and on such a processor what
+    is deterministic looked as if it were not. Here each product of a tile is added from the first of K to the last.
+    """
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    matmul = InterpreterBuilder.create_dot
+
+    def in_order(builder: Any, a: Any, b: Any, total: Any, *precision: Any) -> Any:
+        if 8 in (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth):
+            return matmul(builder, a, b, total, *precision)
+        x, weight = a.data.astype(total.data.dtype), b.data.astype(total.data.dtype)
+        product = np.zeros_like(total.data)
+        for depth in range(x.shape[-1]):
+            product += x[..., depth, None] * weight[..., depth, None, :]
+        return TensorHandle(product + total.data, total.dtype.scalar)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpreterBuilder, "create_dot", in_order)
         yield
 
 
