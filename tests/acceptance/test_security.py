@@ -82,9 +82,9 @@ def test_ac_64_every_route_asks_for_a_key(guarded: ParrotServer) -> None:
 
 
 def test_mutant_ac_64_only_one_prefix_is_guarded(guarded: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    refusal = KeyGuard._refusal
+    refusal = KeyGuard.refusal
     monkeypatch.setattr(
-        KeyGuard, "_refusal", lambda guard, scope: refusal(guard, scope) if scope["path"].startswith("/v1/") else None
+        KeyGuard, "refusal", lambda guard, scope: refusal(guard, scope) if scope["path"].startswith("/v1/") else None
     )
     with pytest.raises(AssertionError, match="without a key"):
         check_ac_64(guarded)
@@ -92,14 +92,14 @@ def test_mutant_ac_64_only_one_prefix_is_guarded(guarded: ParrotServer, monkeypa
 
 def test_mutant_ac_64_the_host_has_a_say(guarded: ParrotServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path is that of a URL made of the Host header and the target, as some frameworks did."""
-    refusal = KeyGuard._refusal
+    refusal = KeyGuard.refusal
 
     def believe(guard: KeyGuard, scope: Any) -> Any:
         host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
         path = urlsplit(f"http://{host}{scope['path']}").path
         return None if path in OPEN_PATHS else refusal(guard, scope)
 
-    monkeypatch.setattr(KeyGuard, "_refusal", believe)
+    monkeypatch.setattr(KeyGuard, "refusal", believe)
     with pytest.raises(AssertionError, match="Host b'x/health"):
         check_ac_64(guarded)
 

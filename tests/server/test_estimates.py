@@ -216,6 +216,18 @@ def test_one_that_is_killed_is_told_of(tmp_path: Path, monkeypatch: pytest.Monke
         assert "where memory runs out" in message
 
 
+def test_what_one_that_fails_has_said_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(estimates, "COMMAND", (sys.executable, "-c", "raise SystemExit('no such module')"))
+    with recording(tmp_path / "run.gz") as server:
+        status, code, message = told(asked(server, answered(server)))
+        assert (status, code) == (409, "no_estimate")
+        assert "has failed" in message
+        assert "no such module" not in message
+    assert any("(exit code 1): no such module" in record.getMessage() for record in caplog.records)
+
+
 def test_a_server_that_drains_waits_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = Child(tmp_path, monkeypatch)
     answers: list[tuple[int, Any]] = []

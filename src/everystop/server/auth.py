@@ -8,11 +8,11 @@ import hmac
 import re
 from collections.abc import Callable, Mapping
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from everystop.core.errors import RequestError
 from everystop.keys import KeyHash, digest_of
-from everystop.server.errors import Unauthorized, dialect_of, error_response
+from everystop.server.errors import Unauthorized
 from everystop.server.paths import OPEN_PATHS
 from everystop.server.visibility import Caller
 
@@ -22,31 +22,20 @@ _HOW = "send it as 'Authorization: Bearer KEY', or in the header x-api-key or ap
 
 
 class KeyGuard:
-    """ASGI middleware: 401 without a valid key, 400 for a Host header that is no host, or is not one.
+    """A guard of the edge: 401 without a valid key, 400 for a Host header that is no host, or is not one.
 
     A key comes in one header, as `Authorization: Bearer KEY`, `x-api-key: KEY` or `api-key: KEY`; of two, none is
     believed. `callers` says whose a key is; the scope's `caller` tells those behind. `is_open` knows the paths that
     need no key beside `OPEN_PATHS`.
     """
 
-    def __init__(
-        self, app: ASGIApp, callers: Mapping[KeyHash, Caller], is_open: Callable[[str], bool] = lambda path: False
-    ) -> None:
-        self._app = app
+    def __init__(self, callers: Mapping[KeyHash, Caller], is_open: Callable[[str], bool] = lambda path: False) -> None:
         self._is_open = is_open
         self._digests = [key.digest for key in callers]
         self._callers = list(callers.values())
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        error = self._refusal(scope)
-        if error is None:
-            await self._app(scope, receive, send)
-        else:
-            await error_response(error, dialect_of(scope))(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> Exception | None:
+    def refusal(self, scope: Scope) -> Exception | None:
+        """The error that is the answer; None lets the request in."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if error := _check_host(headers, scope["http_version"]):
             return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ from everystop.server.http_counts import LEFT, note_start
 from everystop.server.paths import TGI_PATHS
 
 logger = logging.getLogger(__name__)
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 _MAX_PATH_CHARS = 100
 
@@ -206,15 +209,27 @@ class ErrorResponse(Response):
     account.
     """
 
-    def __init__(self, *args: Any, code: str, name: str, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, content: bytes, status: int, headers: Headers, *, code: str, name: str) -> None:
+        self.status_code, self.body, self.background = status, content, None
+        self.raw_headers = [*headers, (b"content-length", b"%d" % len(content)), (b"content-type", b"application/json")]
         self._code = code
         self._name = name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.note(scope)
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+    def note(self, scope: Scope) -> None:
+        """Leave in the scope what is left there when it is sent."""
         scope["error_code"], scope["error"] = self._code, self._name
         note_start(scope, self.status_code, self.raw_headers)
-        await super().__call__(scope, receive, send)
+
+    def as_bytes(self, *more: tuple[bytes, bytes]) -> bytes:
+        """All of it as it goes over the wire, with more headers."""
+        lines = [b"HTTP/1.1 %d %b" % (self.status_code, HTTPStatus(self.status_code).phrase.encode())]
+        lines += [b"%b: %b" % header for header in (*self.raw_headers, *more)]
+        return b"\r\n".join([*lines, b"", bytes(self.body)])
 
 
 def _openai_object(message: str, kind: str, code: str, param: str | None = None) -> dict[str, Any]:
@@ -232,28 +247,16 @@ def _status(wire: Wire, dialect: Dialect) -> int:
     return _TGI_STATUS.get(wire.status, wire.status)
 
 
-def error_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> Response:
+def error_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> ErrorResponse:
     """The HTTP answer to an error that came before the response began."""
     wire = _wire(error)
-    headers = {}
+    headers = []
     retry_after_s = getattr(error, "retry_after_s", wire.retry_after_s)
     if retry_after_s is not None:
-        headers["retry-after"] = str(retry_after_s)
+        headers.append((b"retry-after", b"%d" % retry_after_s))
     if isinstance(error, Unauthorized):
-        headers["www-authenticate"] = "Bearer"
+        headers.append((b"www-authenticate", b"Bearer"))
     return _reply(_status(wire, dialect), error_object(error, dialect), headers, code_of(error), type(error).__name__)
-
-
-def raw_response(error: Exception, dialect: Dialect = Dialect.OPENAI) -> bytes:
-    """The whole HTTP answer, after which the connection ends, to what never became a request."""
-    wire = _wire(error)
-    body = json.dumps(error_object(error, dialect)).encode()
-    advice = "" if wire.retry_after_s is None else f"retry-after: {wire.retry_after_s}\r\n"
-    head = (
-        f"HTTP/1.1 {wire.status} {HTTPStatus(wire.status).phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\n{advice}connection: close\r\n\r\n"
-    )
-    return head.encode() + body
 
 
 def failure_response(error: Exception, scope: Scope) -> Response:
@@ -279,13 +282,13 @@ async def handle_error(request: Request, error: Exception) -> Response:
 async def handle_http_exception(request: Request, error: Exception) -> Response:
     """404 and 405, raised by the router; the message says what is served instead."""
     assert isinstance(error, HTTPException)
-    headers = dict(error.headers or {})
-    message = error.detail
+    message, headers = error.detail, []
     if error.status_code == 404:
         message = f"{request.scope['path'][:_MAX_PATH_CHARS]} is not served here; these paths are: {_served(request)}"
     elif error.status_code == 405:
-        headers["Allow"] = ", ".join(sorted(headers.get("Allow", "").split(", ")))
-        message = f"{request.scope['path'][:_MAX_PATH_CHARS]} takes {headers['Allow']} only"
+        methods = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        headers.append((b"allow", methods.encode()))
+        message = f"{request.scope['path'][:_MAX_PATH_CHARS]} takes {methods} only"
     code = HTTPStatus(error.status_code).name.lower()
     if dialect_of(request.scope) is Dialect.TGI:
         return _reply(error.status_code, _tgi_object(message, error.status_code), headers, code, code)
@@ -299,8 +302,8 @@ def _served(request: Request) -> str:
     return ", ".join(dict.fromkeys(path for path in paths if not path.startswith("/ui/")))
 
 
-def _reply(status: int, body: dict[str, Any], headers: dict[str, str], code: str, name: str) -> Response:
-    return ErrorResponse(json.dumps(body), status, headers, media_type="application/json", code=code, name=name)
+def _reply(status: int, body: dict[str, Any], headers: Headers, code: str, name: str) -> ErrorResponse:
+    return ErrorResponse(json.dumps(body).encode(), status, headers, code=code, name=name)
 
 
 def _wire(error: Exception) -> Wire:

@@ -7,6 +7,7 @@ one at a time: it shares neither the interpreter nor the memory of the server.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import resource
 import subprocess
@@ -25,6 +26,8 @@ from everystop.server.errors import ClientGone, EstimateTooSlow, Forbidden, NoEs
 from everystop.server.fields import echo
 from everystop.server.state import Phase, ServerState
 from everystop.server.visibility import Caller
+
+logger = logging.getLogger(__name__)
 
 PARAMETER = "what_if"
 LIMIT_S = 60.0
@@ -141,7 +144,7 @@ class _Job:
                 process.kill()  # of no effect on one that has ended
         if process.returncode == 0:
             return out
-        raise NoEstimate(self._words(err.decode(errors="replace")))
+        raise NoEstimate(self._words(process.returncode, err.decode(errors="replace")))
 
     def _wait(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         """What it prints, on both streams; raises why nobody waits for it any more."""
@@ -158,12 +161,15 @@ class _Job:
                     f"explain {self._name} --record FILE --what-if"
                 )
 
-    def _words(self, said: str) -> str:
-        """Its sentence, without the path of the record."""
+    def _words(self, code: int, said: str) -> str:
+        """Its sentence, without the path of the record; what else it said goes to the log."""
         found = [line.removeprefix(PREFIX) for line in said.splitlines() if line.startswith(PREFIX)]
-        if not found:
+        if found:
+            return found[-1].replace(str(self._path), "the record")
+        if code < 0 or "MemoryError" in said:
             return "the process that makes the estimate was ended, as it is where memory runs out; record a shorter run"
-        return found[-1].replace(str(self._path), "the record")
+        logger.error("the process that makes an estimate has failed (exit code %d): %s", code, said.strip())
+        return "the process that makes the estimate has failed; the server's log has what it said"
 
 
 def _humble(pid: int) -> None:

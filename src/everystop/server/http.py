@@ -15,19 +15,20 @@ from typing import Any, cast
 
 import httptools
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from everystop.core.errors import RequestError
 from everystop.server.errors import (
     BrokenHttp,
     Dialect,
+    ErrorResponse,
     HeadersTooLarge,
     HttpVersionUnknown,
     ReceivedTooSlowly,
     TooManyConnections,
     dialect_of,
-    raw_response,
+    error_response,
 )
 from everystop.server.framing import JoinedHead, LastSend, UnframedSend
 from everystop.server.handshakes import Handshake, Handshakes
@@ -45,7 +46,11 @@ RECEIVE_S = 60.0
 SEND_S = 30.0
 LINGER_S = 2.0
 VERSIONS = ("1.1", "1.0")
+CLOSE = (b"connection", b"close")
 logger = logging.getLogger(__name__)
+
+TurnAway = Callable[[Scope], ErrorResponse | None]
+NoteRefused = Callable[[RequestError], None]
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -169,7 +174,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif broken is not None or self._in_headers:
             logger.info("what a client sent was refused: %s", error)
             self.config.note_refused(error)
-            self._say_last(raw_response(error, dialect))
+            self._say_last(error_response(error, dialect).as_bytes(CLOSE))
         else:
             self.transport.close()  # in the body of a request that has its answer
 
@@ -237,6 +242,30 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
         elif self.pipeline:
             self.flow.resume_reading()  # else nobody would see the client leave
+        else:
+            self._begin(self.cycle, version)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Start, but for a request whose headers are just complete: `_begin` does."""
+        if cycle in self._open_cycles:
+            super()._start_asgi_task(cycle, app)
+
+    def _begin(self, cycle: RequestResponseCycle, version: str) -> None:
+        """Start to answer. A request that is turned away by its headers, as most are under overload, has its answer at
+        once: without a task, which would cost twice as much.
+        """
+        scope = cast(Scope, cycle.scope)
+        has_body = version == "1.1" and scope["method"] != "HEAD"
+        is_plain = has_body and not (self.expect_100_continue or self.parser.should_upgrade() or self.flow.write_paused)
+        answer = self.config.turn_away(scope) if is_plain else None
+        if answer is None:
+            super()._start_asgi_task(cycle, self.app)
+            return
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write(answer.as_bytes(*(() if cycle.keep_alive else (CLOSE,))))
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
@@ -341,28 +370,33 @@ def watch_peers(sock: socket.socket) -> None:
 
 
 class HttpConfig(uvicorn.Config):
-    """What all connections share: uvicorn's settings, whom they tell of what they refuse, and how many there may be."""
+    """What all connections share: uvicorn's settings, who turns requests away by their headers, whom they tell of what
+    they refuse, and how many there may be.
+    """
 
-    def __init__(self, note_refused: Callable[[RequestError], None], app: ASGIApp, **options: Any) -> None:
+    def __init__(self, app: ASGIApp, turn_away: TurnAway, note_refused: NoteRefused, **options: Any) -> None:
         super().__init__(app, **options)
+        self.turn_away = turn_away
         self.note_refused = note_refused
         self.room = ConnectionRoom(max_connections())
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn on a given socket; signals are left to the caller, who sets `should_exit`. It speaks HTTPS where there is
-    a `tls` context; `note_refused` hears of each error that answers what never became a request.
+    a `tls` context. `turn_away` gives the answer to a request that `app` would refuse by its headers, and keeps account
+    of it; `note_refused` hears of each error that answers what never became a request.
     """
 
     config: HttpConfig
 
     def __init__(
-        self, app: ASGIApp, note_refused: Callable[[RequestError], None], tls: ssl.SSLContext | None = None
+        self, app: ASGIApp, turn_away: TurnAway, note_refused: NoteRefused, tls: ssl.SSLContext | None = None
     ) -> None:
         super().__init__(
             HttpConfig(
-                note_refused,
                 app,
+                turn_away,
+                note_refused,
                 http=BoundedHttpProtocol,
                 ws="none",
                 lifespan="off",

@@ -1,14 +1,13 @@
-"""Counts HTTP requests by route, method and status, around all else; knows nothing of what is asked or answered."""
+"""Counts HTTP requests by route, method and status; knows nothing of what is asked or answered."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from everystop.core.durations import NS_PER_S
 from everystop.observe.buckets import HTTP_S
@@ -18,7 +17,6 @@ from everystop.observe.histogram import Histogram
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"
 LEFT = 499  # the client went before there was an answer
-FAILED = 500
 
 
 class HandlerCounts:
@@ -52,6 +50,23 @@ class HttpCounts:
             counts = self.by_handler[handler, method] = HandlerCounts()
         return counts
 
+    def note(self, handler: str, scope: Scope, status: int, duration_ns: int) -> None:
+        """A request is over: a dozen additions, and nothing an event of a stream. `content_length` is left in the scope
+        by whoever begins the answer (`note_start`), `error` by whoever answers an error.
+        """
+        counts = self.of(handler, scope["method"] if scope["method"] in METHODS else OTHER)
+        counts.statuses[status] += 1
+        counts.duration.add(duration_ns)
+        num_bytes = announced_bytes(scope["headers"])
+        if num_bytes is not None:
+            counts.request_bytes = _with(counts.request_bytes, num_bytes)
+        num_bytes = scope.get("content_length")
+        if num_bytes is not None:
+            counts.response_bytes = _with(counts.response_bytes, num_bytes)
+        error = scope.get("error")
+        if error is not None:
+            self.errors[error] += 1
+
 
 class Handlers:
     """Names the handler of a request by the pattern of its route, `other` where there is none: a bounded number of
@@ -72,54 +87,6 @@ class Handlers:
     def name(self, scope: Scope) -> str:
         """The handler's name, known at the end of a request, when it has been routed."""
         return self._by_path.get(scope["path"]) or self._by_endpoint.get(scope.get("endpoint"), OTHER)
-
-
-class HttpCounter:
-    """ASGI application around another one: a dozen additions a request, and nothing an event of a stream.
-
-    The scope's `wire` is the connection itself, for an answer that has begun. Its `status` and `content_length` are set
-    by whoever begins the answer (`server.request_ids`, `server.errors`), `error` by whoever answers an error. `routes`
-    are those of the application, `is_file` knows the paths of the dashboard's files.
-    """
-
-    def __init__(
-        self, app: ASGIApp, counts: HttpCounts, routes: list[BaseRoute], is_file: Callable[[str], bool]
-    ) -> None:
-        self.routes = routes
-        self._app = app
-        self._counts = counts
-        self._handlers = Handlers(routes, is_file)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        start_ns, status = time.monotonic_ns(), LEFT
-        scope["wire"] = send
-        self._counts.num_open += 1
-        try:
-            await self._app(scope, receive, send)
-        except BaseException:
-            status = FAILED
-            raise
-        finally:
-            self._counts.num_open -= 1
-            self._note(scope, scope.get("status", status), time.monotonic_ns() - start_ns)
-
-    def _note(self, scope: Scope, status: int, duration_ns: int) -> None:
-        method = scope["method"] if scope["method"] in METHODS else OTHER
-        counts = self._counts.of(self._handlers.name(scope), method)
-        counts.statuses[status] += 1
-        counts.duration.add(duration_ns)
-        num_bytes = announced_bytes(scope["headers"])
-        if num_bytes is not None:
-            counts.request_bytes = _with(counts.request_bytes, num_bytes)
-        num_bytes = scope.get("content_length")
-        if num_bytes is not None:
-            counts.response_bytes = _with(counts.response_bytes, num_bytes)
-        error = scope.get("error")
-        if error is not None:
-            self._counts.errors[error] += 1
 
 
 def note_start(scope: Scope, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:

@@ -12,32 +12,25 @@ import ipaddress
 import re
 from collections.abc import Iterable
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from everystop.server.errors import Forbidden, dialect_of, error_response
+from everystop.server.errors import Forbidden
 
 _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")
 
 
 class OriginGuard:
-    """ASGI middleware for servers without keys: 403 for a request that a page of another origin sent, and, where
+    """A guard of the edge of servers without keys: 403 for a request that a page of another origin sent, and, where
     `is_loopback` or there are allowed hosts, for one that is not addressed to localhost, a name without dots, an
     address, or an allowed host.
     """
 
-    def __init__(self, app: ASGIApp, allowed_hosts: Iterable[str], is_loopback: bool) -> None:
-        self._app = app
+    def __init__(self, allowed_hosts: Iterable[str], is_loopback: bool) -> None:
         self._allowed = frozenset(host.lower().rstrip(".") for host in allowed_hosts)
         self._knows_its_names = is_loopback or bool(self._allowed)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._refusal(scope) if scope["type"] == "http" else None
-        if error is None:
-            await self._app(scope, receive, send)
-        else:
-            await error_response(error, dialect_of(scope))(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> Forbidden | None:
+    def refusal(self, scope: Scope) -> Forbidden | None:
+        """The error that is the answer; None lets the request in."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         for value in (value.decode("latin-1") for name, value in headers if name == b"origin"):

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from everystop.core.durations import NS_PER_MS, NS_PER_S
 from everystop.observe.history import Answer, Client, History, Trail
@@ -44,23 +44,8 @@ class Refusal(NamedTuple):
     code: str
 
 
-class RefusalWatch:
-    """ASGI middleware, outermost: tells `refused` of each answer of 400 or more that belongs to no noted request."""
-
-    def __init__(self, app: ASGIApp, refused: Callable[[Refusal], None]) -> None:
-        self._app = app
-        self._refused = refused
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            status = scope.get("status", 500)
-            if status >= 400 and "answered_client" not in scope and scope["type"] == "http":
-                self._refused(_refusal(scope, status))
-
-
-def _refusal(scope: Scope, status: int) -> Refusal:
+def refusal_of(scope: Scope, status: int) -> Refusal:
+    """What the scope says of a request that was answered with an error, `error_code` included."""
     code = scope.get("error_code", "server_error" if status == 500 else "")
     return Refusal(scope["method"], scope["path"][:MAX_PATH_CHARS], scope.get("given_name", ""), status, code)
 

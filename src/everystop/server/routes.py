@@ -9,12 +9,11 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everystop import __version__
@@ -29,11 +28,11 @@ from everystop.server.board import Generation, MakeChoice
 from everystop.server.bodies import Bodies, read_body
 from everystop.server.deadline import Deadline
 from everystop.server.doorman import Doorman
+from everystop.server.edge import Edge, Guard
 from everystop.server.edge_metrics import edge_sheets
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
 from everystop.server.estimates import Estimates, is_asked_for
 from everystop.server.field_names import in_names
-from everystop.server.http_counts import HttpCounter
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams, time_of
 from everystop.server.origins import OriginGuard
@@ -42,8 +41,6 @@ from everystop.server.prompt_report import PromptReport, report_of
 from everystop.server.prompts import INLINE_BYTES, PREPARE_WORKERS, Parse, Prepared, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
 from everystop.server.replies import ChatWriter, CompletionWriter, Writer
-from everystop.server.request_ids import RequestIds
-from everystop.server.request_log import RefusalWatch
 from everystop.server.state import ServerState
 from everystop.server.streams import StreamReply, WholeReply
 from everystop.server.texts import ChoiceText
@@ -65,32 +62,21 @@ def make_app(
     *,
     admin_keys: Sequence[KeyHash | str] = (),
     allowed_hosts: Sequence[str] = (),
-) -> ASGIApp:
+) -> Edge:
     """The ASGI application over `state`; the tenants' keys let in beside `api_keys`, and `admin_keys` see all. Without
     any key, browsers are kept to the server's own pages and to `allowed_hosts`.
     """
     tenants = tenants or Tenants()
     endpoints, ui = Endpoints(state, tenants), Ui()
     known = callers(api_keys, admin_keys, tenants)
-    guards = [Middleware(KeyGuard, callers=known, is_open=ui.is_open)]
+    guards: list[Guard] = [KeyGuard(known, ui.is_open)]
     if not known:
-        guards.append(Middleware(OriginGuard, allowed_hosts=allowed_hosts, is_loopback=state.is_loopback))
-    app = Starlette(
-        routes=[*_routes(endpoints), *ui.routes()],
-        middleware=[
-            Middleware(RefusalWatch, refused=state.refused),
-            Middleware(RequestIds),
-            *guards,
-            Middleware(Doorman, state=state, paths=GENERATIONS),
-        ],
-        exception_handlers={
-            EverystopError: handle_error,
-            ClientGone: handle_error,
-            HTTPException: handle_http_exception,
-        },
-    )
-    app.router.redirect_slashes = False
-    return HttpCounter(app, state.http, app.routes, ui.is_file)
+        guards.append(OriginGuard(allowed_hosts, is_loopback=state.is_loopback))
+    guards.append(Doorman(state, GENERATIONS))
+    routes = [*_routes(endpoints), *ui.routes()]
+    handlers = {EverystopError: handle_error, ClientGone: handle_error, HTTPException: handle_http_exception}
+    app = ExceptionMiddleware(Router(routes, redirect_slashes=False), handlers)
+    return Edge(app, state.http, routes, ui.is_file, guards, state.refused)
 
 
 def _routes(endpoints: Endpoints) -> list[Route]:

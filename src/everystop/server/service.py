@@ -76,7 +76,7 @@ class Service:
         self._config = config
         app = make_app(self.state, api_keys, tenants, admin_keys=admin_keys, allowed_hosts=config.allowed_host)
         self._tls = tls
-        self._http = HttpServer(app, self.state.http.note_refused, None if tls is None else tls.context)
+        self._http = HttpServer(app, app.turn_away, self.state.http.note_refused, None if tls is None else tls.context)
         self._on_ready = _unless_closed(on_ready)
         self._say = _unless_closed(say)
         share = ThreadShare(COST_SHARE if open_traces is None else TRACED_COST_SHARE, MAX_SAVED_NS)
