@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from everystop.core.errors import RequestError
+from everystop.server.beat import Beat
 from everystop.server.errors import (
     BrokenHttp,
     Dialect,
@@ -266,6 +267,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not cycle.keep_alive:
             self.transport.close()
         self.on_response_complete()
+        if not self.transport.is_closing():
+            self.config.beat.leave(self.flow)
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
@@ -379,6 +382,7 @@ class HttpConfig(uvicorn.Config):
         self.turn_away = turn_away
         self.note_refused = note_refused
         self.room = ConnectionRoom(max_connections())
+        self.beat = Beat()
 
 
 class HttpServer(uvicorn.Server):
