@@ -35,6 +35,7 @@ from everystop.engine.engine import Engine
 from everystop.model.messages import PLAIN, ChatOptions
 from everystop.observe.recorder import Recorder
 from everystop.server.listener import listen
+from everystop.server.opening import tenant_limits
 from everystop.server.protocol import Accepted
 from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
@@ -192,12 +193,14 @@ class ParrotServer:
         self.num_blocks = options.pop("num_blocks", 64)
         self._max_model_len = options.pop("max_model_len", 1024)
         self._max_num_seqs = options.pop("max_num_seqs", 16)
-        self._queue = QueueLimits(
-            options.pop("max_num_queued_reqs", 4096), options.pop("max_num_queued_tokens", 1 << 20)
-        )
         self._policy = options.pop("policy", None) or make_policy("continuous")
         self._policy_name = type(self._policy).__name__.lower()
         tenants = options.get("tenants")
+        self._queue = QueueLimits(
+            options.pop("max_num_queued_reqs", 4096),
+            options.pop("max_num_queued_tokens", 1 << 20),
+            {} if tenants is None else tenant_limits(tenants),
+        )
         self._tenant_names = tuple(tenants.by_name) if tenants is not None else ()
         self._has_priorities = options.pop("has_priorities", False)
         self._has_targets = options.pop("has_targets", False)

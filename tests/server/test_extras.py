@@ -96,6 +96,24 @@ def test_a_stop_that_is_the_text_of_a_control_token_ends_the_answer_unseen(serve
     assert body["choices"][0]["text"] == "a", "spelt out it is a stop like any other"
 
 
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_stop_that_is_a_control_token_is_shown_where_stops_are(
+    server: ParrotServer, skips: bool, streams: bool
+) -> None:
+    fields = {"stop": ["zz", "<control>"], "skip_special_tokens": skips, "include_stop_str_in_output": True}
+    if streams:
+        events = server.events("/v1/completions", {"prompt": [97, CONTROL, 98], **fields})
+        text = "".join(event["choices"][0]["text"] for event in events[:-1])
+    else:
+        text = server.complete([97, CONTROL, 98], **fields)[1]["choices"][0]["text"]
+    assert text == "a<control>"
+    _, body = server.complete([97, 98], stop_token_ids=[98, CONTROL], include_stop_str_in_output=True)
+    assert body["choices"][0]["text"] == "ab"
+    _, body = server.complete([97, CONTROL], stop_token_ids=[CONTROL], include_stop_str_in_output=True)
+    assert body["choices"][0]["text"] == "a", "no stop string, so it is shown as control tokens are"
+
+
 def test_blanks_between_control_tokens_are_refused_where_they_would_show(server: ParrotServer) -> None:
     assert server.complete("a", spaces_between_special_tokens=True)[0] == 200
     answer = server.complete("a", spaces_between_special_tokens=True, skip_special_tokens=False)

@@ -17,7 +17,8 @@ import pytest
 from tests.server.parrot import ParrotServer, parrot, wait_until
 
 from everystop.server import prompts
-from everystop.server.queue import MAX_RETRY_AFTER_S, QueueAccount
+from everystop.server.queue import QueueAccount
+from everystop.server.service_rate import MAX_RETRY_AFTER_S
 
 COMPLETIONS = "/v1/completions"
 

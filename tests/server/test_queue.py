@@ -12,7 +12,8 @@ from everystop.core.events import AdmitEvent, Event, PreemptEvent, StepEvent
 from everystop.core.plan import StepPlan
 from everystop.core.request import FinishReason
 from everystop.server.errors import Overloaded
-from everystop.server.queue import MAX_RETRY_AFTER_S, QueueAccount, QueueLimits, ServiceRate, TokensInBytes
+from everystop.server.queue import QueueAccount, QueueLimits, TokensInBytes
+from everystop.server.service_rate import MAX_RETRY_AFTER_S, ServiceRate
 
 S = 10**9
 

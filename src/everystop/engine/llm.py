@@ -19,7 +19,7 @@ from everystop.core.plan import TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.engine.arguments import check_ids, checked_params
 from everystop.engine.messages import Abort, StepOutput, Submit
-from everystop.engine.stops import StopMatcher
+from everystop.engine.stops import StopMatcher, shown_control_stop
 from everystop.model.chat_template import load_chat_template
 from everystop.model.checkpoint import inspect_model
 from everystop.model.generation_config import load_generation_defaults
@@ -192,6 +192,7 @@ class LLM:
         token_ids = choice.token_ids[:-1] if drops_last else choice.token_ids
         early = decoder.push(token_ids[: params.min_tokens])
         rest = decoder.push(token_ids[params.min_tokens :]) + decoder.flush()
+        rest += shown_control_stop(params, choice.stop_reason, self.tokenizer.token_bytes)
         if not is_at_string:
             return early + rest
         matcher = StopMatcher(params.stop, shows_stop=shows_stop)

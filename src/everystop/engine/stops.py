@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from everystop.core.request import SamplingParams
+
 
 class StopMatcher:
     """Watches one sequence's text for stop strings.
@@ -59,3 +63,15 @@ class StopMatcher:
             if any(stop.startswith(tail) for stop in self._stops):
                 return size
         return 0
+
+
+def shown_control_stop(
+    params: SamplingParams, stop_reason: str | int | None, token_bytes: Callable[[int], bytes]
+) -> str:
+    """The text of the control token that ended an answer, where it is one of the stop strings, these are to be shown,
+    and control tokens are not: the decoder leaves it out. Else nothing.
+    """
+    if not isinstance(stop_reason, int) or not params.include_stop_str_in_output or not params.skip_special_tokens:
+        return ""
+    text = token_bytes(stop_reason).decode(errors="replace")
+    return text if text in params.stop else ""

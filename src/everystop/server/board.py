@@ -173,7 +173,7 @@ class Board:
             )
             generation.seed = self._engine.submit(submit)
         self._by_id.update(dict.fromkeys(generation.by_id, generation))
-        self.queue.enter(dict(zip(generation.by_id, sizes, strict=True)), generation.submitted_ns)
+        self.queue.enter(dict(zip(generation.by_id, sizes, strict=True)), generation.submitted_ns, tenant)
         return generation
 
     def deliver(self, outputs: Sequence[StepOutput]) -> None:
@@ -185,6 +185,8 @@ class Board:
             generation = by_id.get(output.request_id)
             if generation is None:
                 continue
+            if output.retry_after_s is not None:
+                self.queue.tenants.refused(output.request_id, output.retry_after_s, time.monotonic_ns())
             if output.finish_reason is not None or output.refused:
                 self._forget(output.request_id)
             num_woken += generation.push(output)

@@ -8,7 +8,7 @@ from everystop import __version__
 from everystop.core.durations import NS_PER_S
 from everystop.observe.families import Family, Kind, alone, each
 from everystop.observe.ledger import LEDGER_FAMILIES
-from everystop.observe.prometheus import Sheet
+from everystop.observe.prometheus import TENANT, Sheet
 from everystop.server.delivery import DELIVERY_FAMILIES
 from everystop.server.http_counts import HTTP_FAMILIES
 from everystop.server.state import Phase, ServerState
@@ -56,6 +56,14 @@ STATE_FAMILIES: tuple[Family[ServerState], ...] = (
         source="the end of an answer",
         read=each(lambda state: {} if state.metrics is None else state.board.aborted),
         labels=("error",),
+    ),
+    Family(
+        name="everystop_tenant_requests_turned_away_total",
+        kind=Kind.COUNTER,
+        text="Sequences beyond a tenant's max_queued that were refused before they were tokenised",
+        source="account of the queue",
+        read=each(lambda state: {} if state.metrics is None else state.board.queue.tenants.num_refused),
+        labels=TENANT,
     ),
 )
 

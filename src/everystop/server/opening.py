@@ -46,9 +46,10 @@ from everystop.server.protocol import Accepted
 from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
+from everystop.server.tenant_queue import TenantLimits
 from everystop.server.tls import Certificate
 from everystop.server.tracing import tracing
-from everystop.tenants import with_keys
+from everystop.tenants import Tenants, with_keys
 
 if TYPE_CHECKING:
     from everystop.assembly import Loaded
@@ -178,7 +179,7 @@ class Opening:
                 block_size=capacity.block_size,
             ),
             num_blocks=capacity.num_blocks,
-            queue=QueueLimits(config.max_num_queued_reqs, config.max_num_queued_tokens),
+            queue=QueueLimits(config.max_num_queued_reqs, config.max_num_queued_tokens, tenant_limits(self.tenants)),
             fingerprint=fingerprint(
                 __version__, loaded.digest, loaded.dtype, kv_cache_dtype(config, loaded), kernel_name(loaded)
             ),
@@ -242,6 +243,15 @@ class Opening:
 def fingerprint(*parts: str) -> str:
     """A name for what determines an answer; the same parts give the same name, on any day and machine."""
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def tenant_limits(tenants: Tenants) -> dict[str, TenantLimits]:
+    """What the edge must know of the tenants whose waiting requests are limited."""
+    return {
+        name: TenantLimits(one.max_queued, one.max_running)
+        for name, one in tenants.by_name.items()
+        if one.max_queued is not None
+    }
 
 
 def _tls_of(config: Config) -> Certificate | None:

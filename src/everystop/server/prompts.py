@@ -22,6 +22,7 @@ INLINE_BYTES = 8192  # of a body that is prepared on it
 MAX_TOKEN_BYTES = 256  # no token of any vocabulary stands for more characters
 
 Parse = Callable[[dict[str, Any], Accepted], Parsed]
+Admit = Callable[[Parsed, int], None]
 
 
 class Prepared(NamedTuple):
@@ -32,10 +33,10 @@ class Prepared(NamedTuple):
     params: SamplingParams
 
 
-def prepare(model: ServedModel, parse: Parse, body: bytes, admit: Callable[[int], None] = lambda num: None) -> Prepared:
+def prepare(model: ServedModel, parse: Parse, body: bytes, admit: Admit = lambda parsed, num_prompts: None) -> Prepared:
     """Read a body with `parse` and encode its prompts; raises RequestError.
 
-    `admit` hears how many sequences it asks for before any prompt is rendered or encoded, and may raise.
+    `admit` hears what it asks for, and for how many prompts, before any is rendered or encoded, and may raise.
     """
     parsed = parse(json_body.parse_json(body), model.accepted)
     try:
@@ -44,8 +45,8 @@ def prepare(model: ServedModel, parse: Parse, body: bytes, admit: Callable[[int]
         raise in_names(error, parsed.names) from None
 
 
-def _prepare(model: ServedModel, parsed: Parsed, admit: Callable[[int], None]) -> Prepared:
-    admit(max(1, len(parsed.prompts)) * parsed.params.n)
+def _prepare(model: ServedModel, parsed: Parsed, admit: Admit) -> Prepared:
+    admit(parsed, max(1, len(parsed.prompts)))
     prompts = encode(model, parsed)
     if not all(prompts):
         raise RequestError("the prompt has no tokens; send at least one", param="prompt", code="empty_prompt")

@@ -4,62 +4,30 @@ for `receive` and what says so.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from everystop.core.durations import NS_PER_S
 from everystop.core.errors import RequestError
 from everystop.core.events import AdmitEvent, Event, PreemptEvent, StepEvent
 from everystop.server.errors import Overloaded
+from everystop.server.service_rate import ServiceRate
+from everystop.server.tenant_queue import TenantLimits, TenantQueues
 
-MAX_RETRY_AFTER_S = 60  # OpenAI's clients take no advice beyond it, and come back at once
-RATE_WINDOW_NS = 10 * NS_PER_S
 RATIO_WINDOW_BYTES = 1 << 18
 FIRST_BYTES, FIRST_TOKENS = 4096, 1024  # what a body's bytes hold of tokens before any has been counted
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The most that may wait without a place to run: sequences, and the tokens of their prompts."""
+    """The most that may wait without a place to run: sequences, and the tokens of their prompts; and sequences of
+    single tenants.
+    """
 
     max_num_reqs: int
     max_num_tokens: int
-
-
-class ServiceRate:
-    """How fast those who wait get places: prompt tokens by time, over the last 10 to 20 s in which anybody waited."""
-
-    def __init__(self) -> None:
-        self._num_tokens = self._num_tokens_before = 0
-        self._busy_ns = self._busy_before_ns = 0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """0 as long as nobody has got a place after waiting."""
-        busy_ns = self._busy_ns + self._busy_before_ns
-        return (self._num_tokens + self._num_tokens_before) * NS_PER_S / busy_ns if busy_ns else 0.0
-
-    def wait(self, ns: int) -> None:
-        """Somebody has been waiting for so long."""
-        self._busy_ns += ns
-        if self._busy_ns >= RATE_WINDOW_NS:
-            self._num_tokens_before, self._busy_before_ns = self._num_tokens, self._busy_ns
-            self._num_tokens = self._busy_ns = 0
-
-    def board(self, num_tokens: int) -> None:
-        """Somebody with a prompt of that length has got a place."""
-        self._num_tokens += num_tokens
-
-    def seconds_for(self, num_tokens: int) -> int:
-        """When so many tokens ahead should have got places: whole seconds from 1 to `MAX_RETRY_AFTER_S`. While nobody
-        has got one, as long again as has been waited.
-        """
-        rate = self.tokens_per_s
-        seconds = num_tokens / rate if rate else (self._busy_ns + self._busy_before_ns) / NS_PER_S
-        return min(max(1, math.ceil(seconds)), MAX_RETRY_AFTER_S)
+    by_tenant: Mapping[str, TenantLimits] = field(default_factory=dict)
 
 
 class TokensInBytes:
@@ -106,6 +74,7 @@ class QueueAccount:
         self._inbox: deque[list[Event]] = deque()
         self._rate = ServiceRate()
         self._ratio = TokensInBytes()
+        self.tenants = TenantQueues(limits.by_tenant, num_places)
         self._seen_ns = 0
 
     @property
@@ -145,9 +114,10 @@ class QueueAccount:
         if not self._waiting:
             self._is_held_up = False
 
-    def enter(self, sizes: Mapping[int, int], now_ns: int) -> None:
+    def enter(self, sizes: Mapping[int, int], now_ns: int, tenant: str = "") -> None:
         """These sequences, with the tokens that each stands for, are handed to the engine in this turn of the loop."""
         self._held.update(sizes)
+        self.tenants.enter(tenant, sizes, now_ns)
         for request_id, num_tokens in sizes.items():
             self._wait(request_id, num_tokens, now_ns)
 
@@ -156,6 +126,7 @@ class QueueAccount:
         for request_id in request_ids:
             self._held.pop(request_id, None)
             self._num_tokens -= self._waiting.pop(request_id, 0)
+            self.tenants.leave(request_id)
         if not self._waiting:
             self._is_held_up = False
 
@@ -195,6 +166,12 @@ class QueueAccount:
             )
         if num_reqs - num_reserved > self._room_for_reqs():
             raise self._full(num_reqs, 1)
+
+    def check_tenant(self, tenant: str, n: int, num_prompts: int, now_ns: int) -> None:
+        """Raise TooManyChoices and Overloaded for n choices of each of so many prompts which are beyond what the
+        tenant may have waiting, as far as that is known here; any thread.
+        """
+        self.tenants.check(tenant, n, num_prompts, len(self._held) - len(self._waiting), now_ns)
 
     def check(self, num_reqs: int, num_tokens: int, now_ns: int) -> None:
         """As `check_num`, and the same for the tokens of all prompts, which are counted now."""
@@ -251,11 +228,13 @@ class QueueAccount:
             num_tokens = self._waiting.pop(event.request_id)
             self._num_tokens -= num_tokens
             self._rate.board(num_tokens)
+            self.tenants.board(event.request_id, event.now_ns)
 
     def _wait_again(self, event: PreemptEvent) -> None:
         num_tokens = self._held.get(event.request_id)
         if num_tokens is not None and event.request_id not in self._waiting:
             self._wait(event.request_id, num_tokens, event.now_ns)
+            self.tenants.wait_again(event.request_id, event.now_ns)
 
     def _pass_time(self, now_ns: int) -> None:
         """Time passes for those who wait; called before anybody joins or leaves them. Events come late, so it may seem

@@ -255,12 +255,17 @@ class Endpoints:
         in the queue meanwhile. Raises ClientGone if nobody waits for it by then.
         """
         queue = self._state.board.queue
+
+        def admit(parsed: Parsed, num_prompts: int, num_reserved: int = 0) -> None:
+            queue.check_num(num_prompts * parsed.params.n, num_reserved=num_reserved)
+            tenant = self._tenant_of(request, parsed)
+            queue.check_tenant(tenant, parsed.params.n, num_prompts, time.monotonic_ns())
+
         work = partial(prepare, self._state.model, parse, body)
         if len(body) <= INLINE_BYTES and not self._state.model.is_chat_slow():
-            return work(queue.check_num)
+            return work(admit)
         with queue.reserved(len(body)):
-            work = partial(work, partial(queue.check_num, num_reserved=1))
-            prepared = await run_in(self._workers, work)
+            prepared = await run_in(self._workers, partial(work, partial(admit, num_reserved=1)))
         self._state.check_open()
         if request.scope.get("has_left", _stays)():
             raise ClientGone

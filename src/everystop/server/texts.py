@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from everystop.core.plan import TokenLogprobs
 from everystop.core.request import SamplingParams
 from everystop.engine.messages import StepOutput
-from everystop.engine.stops import StopMatcher
+from everystop.engine.stops import StopMatcher, shown_control_stop
 
 LOWEST_LOGPROB = -9999.0
 
@@ -147,6 +147,8 @@ class ChoiceText:
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.finish_reason: str | None = None
+        self._params = params
+        self._texts = texts
         self._shows_stop = params.include_stop_str_in_output
         self._decoder = texts.text_decoder(skip_special_tokens=params.skip_special_tokens)
         self._stops = StopMatcher(params.stop, shows_stop=self._shows_stop) if params.stop else None
@@ -178,7 +180,8 @@ class ChoiceText:
             if self.finish_reason is not None:
                 break
         if output.finish_reason is not None and self.finish_reason is None:
-            text = self._show(self._decoder.flush())
+            stop = shown_control_stop(self._params, output.stop_reason, self._texts.token_bytes)
+            text = self._show(self._decoder.flush() + stop)
             self.finish_reason = self.finish_reason or output.finish_reason  # `_show` may have met a stop string
             if self._stops is not None:
                 text += self._stops.flush()
