@@ -62,8 +62,12 @@ class Watch:
             num_slots=scheduler.limits.max_num_seqs,
             num_blocks=scheduler.kv.pool.num_blocks,
             ask_blocks=self._answer_blocks,
+            ask_line=self._answer_line,
         )
         self.reader = LiveReader(self.state, name_of=self.name_of, sees_all=self.sees_all, server={"model": "hash"})
+
+    def _answer_line(self) -> None:
+        self.history.receive([self.harness.scheduler.line_event(100, self.harness.now_ns)])
 
     def _answer_blocks(self) -> None:
         self.num_asked += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everystop.core.events import AdmitEvent, ArrivalEvent, PreemptEvent, WaitEvent, WaitReason
+from everystop.core.events import AdmitEvent, ArrivalEvent, LineEvent, PreemptEvent, WaitEvent, WaitReason
 from everystop.observe.queue import Queue
 
 
@@ -54,3 +54,28 @@ def test_choices_wait_for_a_prompt_until_it_is_computed_but_for_its_last_token()
     assert reasons(queue) == {2: WaitReason.FORK}
     queue.land([1], [6], [1])
     assert reasons(queue) == {2: None}
+
+
+def positions(queue: Queue) -> dict[int, int]:
+    return {request_id: queue.position_of(request_id) for request_id in queue.in_order(99)}
+
+
+def test_those_who_wait_stand_in_the_order_in_which_they_would_board() -> None:
+    queue = Queue()
+    for request_id in range(1, 6):
+        queue.observe(arrival(request_id))
+    assert positions(queue) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5}
+    queue.line_up(LineEvent(0, 0, (4, 2, 9, 5, 1, 3)))
+    assert queue.in_order(99) == [4, 2, 5, 1, 3]
+    assert positions(queue) == {4: 1, 2: 2, 5: 3, 1: 4, 3: 5}
+    queue.observe(board(4))
+    queue.observe(board(5))
+    assert positions(queue) == {2: 1, 1: 2, 3: 3}
+    queue.observe(arrival(6))
+    queue.observe(PreemptEvent(0, 1, 4, 0, 8))
+    assert queue.in_order(99) == [2, 1, 3, 4, 6]
+    assert [queue.position_of(i) for i in (2, 1, 3)] == [1, 2, 3]
+    assert min(queue.position_of(4), queue.position_of(6)) > 3
+    assert queue.in_order(2) == [2, 1]
+    queue.observe(wait(6, WaitReason.NO_BLOCKS))
+    assert queue.in_order(3) == [6, 2, 1], "the scheduler has named it since"

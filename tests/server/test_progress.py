@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -199,3 +200,23 @@ def test_a_client_of_http_1_0_gets_comments_without_chunks() -> None:
         assert b"chunked" not in headers.lower()
         assert WAITING.search(events) is not None
         assert events.endswith(b"data: [DONE]\n\n")
+
+
+def test_places_are_those_of_the_policy_not_of_the_arrival() -> None:
+    policy = make_policy("shortest", PolicySettings())
+    with parrot(max_num_seqs=1, policy=policy) as server, server.held(), contextlib.ExitStack() as stack:
+        server.runner.step_s = 0.002
+        for length in (300, 200, 100):
+            stack.enter_context(server.held(headers={"x-request-id": f"of-{length}"}, prompt="x" * length))
+
+        def places() -> list[int]:
+            states = [server.get(f"/v1/requests/of-{length}")[1] for length in (300, 200, 100)]
+            return [json.loads(state)["waiting"]["position"] for state in states]
+
+        wait_until(lambda: places() == [3, 2, 1])
+        with posted(server, prompt="y", **ASKED) as answer:
+            first_wait(answer)
+            line = b""
+            while not line.startswith(b": waiting, position 1 of 4"):
+                line = answer.readline()
+                assert line

@@ -186,6 +186,16 @@ class BlockEvent(NamedTuple):
     tables: tuple[tuple[int, tuple[int, ...]], ...]
 
 
+class LineEvent(NamedTuple):
+    """Who boards next if places come free one after the other and nothing else happens, after the planning of step
+    `step_id`: the first of those who wait, in order; made only when somebody asks.
+    """
+
+    now_ns: int
+    step_id: int
+    request_ids: tuple[int, ...]
+
+
 class LedgerEvent(NamedTuple):
     """What the engine's thread did since the last one, up to the end of step `step_id`, in parts that sum to all of its
     time but sleep. It comes with the step whose plan it executed; no scheduler makes one, and no record holds it.
@@ -223,5 +233,6 @@ Event = (
     | StepEvent
     | FinishEvent
     | BlockEvent
+    | LineEvent
     | LedgerEvent
 )

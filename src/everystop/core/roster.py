@@ -109,6 +109,14 @@ class Roster:
             self._check_waits(picked)
         return picked
 
+    def line(self, num: int, now_ns: int) -> list[Request]:
+        """The first `num` of those who wait, in the order in which they would board as things are; those who are parked
+        behind a sibling stand in no line.
+        """
+        front = self._front.first(num)
+        others = self._policy.line(num, self.look(now_ns))
+        return (front + [request for request in others if request not in self._front])[:num]
+
     def _check_waits(self, picked: Request) -> None:
         if self.requests.get(picked.request_id) is not picked or picked.request_id in self._batch.running:
             raise PolicyError(f"{type(self._policy).__name__} picked request {picked.request_id}, which does not wait")

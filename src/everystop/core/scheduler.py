@@ -21,6 +21,7 @@ from everystop.core.events import (
     BlockEvent,
     Event,
     FinishEvent,
+    LineEvent,
     RefuseEvent,
     StepEvent,
     WaitReason,
@@ -133,6 +134,11 @@ class Scheduler:
         """Who holds which blocks; changes nothing, and is not one of the events that `take_events` returns."""
         pool = self.kv.pool
         return BlockEvent(now_ns, self._next_step_id - 1, tuple(pool.ref_count), pool.cached, self.batch.tables)
+
+    def line_event(self, num: int, now_ns: int) -> LineEvent:
+        """Who of the first `num` boards in which order; changes nothing, as `block_event`."""
+        ids = tuple(request.request_id for request in self.roster.line(num, now_ns))
+        return LineEvent(now_ns, self._next_step_id - 1, ids)
 
     def check_integrity(self) -> None:
         """Assert every invariant; called after each step in tests and in the simulator, never on the hot path."""

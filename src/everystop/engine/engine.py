@@ -73,8 +73,8 @@ class Engine:
     """Runs requests submitted from other threads; `start` it, and `stop` it in the end.
 
     `on_outputs` gets one list of outputs a step, `on_events` the step's events, `on_failure` the error that ended the
-    engine; all three are called on the engine's thread. `submit`, `abort`, `ask_blocks` and `stalled_ns` may be called
-    from any thread, `allocate_ids` from one only.
+    engine; all three are called on the engine's thread. `submit`, `abort`, `ask_blocks`, `ask_line` and
+    `stalled_ns` may be called from any thread, `allocate_ids` from one only.
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class Engine:
         self._wake = threading.Event()
         self._stopping = False
         self._is_asked_blocks = False
+        self._num_asked_in_line = 0
         self._next_id = 0
         self._stop_watches: dict[int, _StopWatch] = {}
         self._refused: list[StepOutput] = []
@@ -147,6 +148,11 @@ class Engine:
     def ask_blocks(self) -> None:
         """Have a `BlockEvent` among the events of the turn in progress, or of the next one."""
         self._is_asked_blocks = True
+        self._wake.set()
+
+    def ask_line(self, num: int) -> None:
+        """Have a `LineEvent` of the first `num` likewise."""
+        self._num_asked_in_line = max(num, self._num_asked_in_line)
         self._wake.set()
 
     def stalled_ns(self, now_ns: int) -> int:
@@ -189,7 +195,7 @@ class Engine:
                 turn = self._loop.turn()
                 if not turn.is_idle or not self._scheduler.requests:
                     self._progress_ns = time.monotonic_ns()
-                self._look_at_blocks(turn.events)
+                self._look_around(turn.events)
                 self._ledger.mark(StepPart.OTHER, time.monotonic_ns())
                 self._deliver(turn)
                 self._ledger.mark(StepPart.DELIVER, time.monotonic_ns())
@@ -250,11 +256,14 @@ class Engine:
                 decoder = self._make_text_decoder(skip_special_tokens=params.skip_special_tokens)
                 self._stop_watches[request.request_id] = _StopWatch(decoder, params)
 
-    def _look_at_blocks(self, events: list[Event]) -> None:
-        """Add who holds the blocks to a turn's events, if somebody has asked."""
+    def _look_around(self, events: list[Event]) -> None:
+        """Add who holds the blocks, and who boards in which order, to a turn's events, if somebody has asked."""
         if self._is_asked_blocks:
             self._is_asked_blocks = False
             events.append(self._scheduler.block_event(time.monotonic_ns()))
+        if self._num_asked_in_line:
+            num, self._num_asked_in_line = self._num_asked_in_line, 0
+            events.append(self._scheduler.line_event(num, time.monotonic_ns()))
 
     def _check_some_token_may_begin(self, request: Request, now_ns: int) -> None:
         """Raise RequestError, and record it, where every token that the request allows is masked at the beginning."""

@@ -21,6 +21,7 @@ from everystop.core.events import (
     Event,
     FinishEvent,
     LedgerEvent,
+    LineEvent,
     PreemptEvent,
     RefuseEvent,
     StepEvent,
@@ -326,6 +327,9 @@ class History:
             return
         if isinstance(event, BlockEvent):
             self.blocks = event
+            return
+        if isinstance(event, LineEvent):
+            self.queue.line_up(event)
             return
         if isinstance(event, LedgerEvent):
             return

@@ -43,7 +43,8 @@ def waits_since_ns(trail: Trail) -> int:
 class LiveState(LiveFold):
     """Follows `history` from 60 s before `now_ns`.
 
-    The engine runs since `since_ns`; `ask_blocks` has it say who holds which blocks.
+    The engine runs since `since_ns`; `ask_blocks` has it say who holds which blocks, `ask_line` who boards in which
+    order.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class LiveState(LiveFold):
         num_slots: int,
         num_blocks: int,
         ask_blocks: Callable[[], None],
+        ask_line: Callable[[], None],
     ) -> None:
         super().__init__(history)
         history.catch_up()
@@ -64,6 +66,8 @@ class LiveState(LiveFold):
         self.block_runs: list[BlockRun] = []
         self.blocks_version = 0
         self._ask_blocks = ask_blocks
+        self._ask_line = ask_line
+        self._line_asked_at = -1
         self._figures = RecentFigures(since_ns)
         self._blame = Blame(history)
         self._blocks_asked_ns = 0
@@ -116,6 +120,9 @@ class LiveState(LiveFold):
                 self.blocks_version += 1
         every_ns = BLOCKS_EVERY_NS * max(1, self.num_blocks // BLOCKS_A_LOOK)
         position = self._step_position + self._act_position
+        if self.queue.ids and position != self._line_asked_at:
+            self._line_asked_at = position
+            self._ask_line()
         if position != self._blocks_asked_at and now_ns - self._blocks_asked_ns >= every_ns:
             self._blocks_asked_at, self._blocks_asked_ns = position, now_ns
             self._ask_blocks()
@@ -141,11 +148,8 @@ class LiveState(LiveFold):
         return request_id in self.requests or self.queue.holds(request_id)
 
     def waiting(self, most: int) -> list[Waiter]:
-        """The first of those that wait: the one that is to board next, then in order of arrival."""
-        ids = self.queue.ids[:most]
-        head = self.queue.head
-        if head is not None and self.queue.holds(head.request_id):
-            ids = [head.request_id, *(request_id for request_id in ids if request_id != head.request_id)][:most]
+        """The first of those that wait, in the order in which they would board."""
+        ids = self.queue.in_order(most)
         return [Waiter(self._history.trails.get(i) or Trail(i), self.queue.reason_of(i)) for i in ids]
 
     @property

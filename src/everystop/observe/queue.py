@@ -9,11 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 from everystop.core.events import (
     AdmitEvent,
     ArrivalEvent,
     FinishEvent,
+    LineEvent,
     PreemptEvent,
     RefuseEvent,
     WaitEvent,
@@ -27,9 +29,10 @@ NOBODY = -1
 class Queue:
     """The waiting requests in order of arrival, the reason why each waits, and how quickly they have boarded.
 
-    `head` says why the one who is next waits, or everybody (request_id -1); None where nobody has been asked yet, since
-    a step is running. `ids` ascend; `parked` are those that wait for a sibling's prompt. `boarded_ns` are the boardings
-    of the last 60 s that did not follow a preemption, `on_board` those who run, by id, with their last boarding.
+    `line` is who would board in which order, the last time that somebody asked. `head` says why the one who is next
+    waits, or everybody (request_id -1); None where nobody has been asked yet, since a step is running. `ids` ascend;
+    `parked` are those that wait for a sibling's prompt. `boarded_ns` are the boardings of the last 60 s that did not
+    follow a preemption, `on_board` those who run, by id, with their last boarding.
     """
 
     def __init__(self, head: WaitEvent | None = None) -> None:
@@ -39,6 +42,9 @@ class Queue:
         self.parked: dict[int, WaitEvent] = {}
         self.boarded_ns: deque[int] = deque()
         self.first_ns: int | None = None
+        self.line: LineEvent | None = None
+        self._places: dict[int, int] = {}  # in the line, as it was told last; in order
+        self._places_left: list[int] = []  # by those who wait no longer, ascending
         self._own: dict[int, WaitEvent] = {}
         self._num_prompt_tokens: dict[int, int] = {}
 
@@ -91,9 +97,30 @@ class Queue:
         place = bisect_left(self.ids, request_id)
         return place < len(self.ids) and self.ids[place] == request_id
 
+    def line_up(self, line: LineEvent) -> None:
+        """In this order those who wait would board."""
+        self.line = line
+        self._places = {request_id: i for i, request_id in enumerate(line.request_ids) if self.holds(request_id)}
+        self._places_left = [i for i, request_id in enumerate(line.request_ids) if request_id not in self._places]
+
     def position_of(self, request_id: int) -> int:
-        """Its place in order of arrival, from 1."""
-        return bisect_left(self.ids, request_id) + 1
+        """Its place in the order in which they would board, from 1, as far as the line has been told; who has come
+        since stands behind those, in order of arrival.
+        """
+        place = self._places.get(request_id)
+        if place is not None:
+            return place + 1 - bisect_left(self._places_left, place)
+        return max(len(self._places), bisect_left(self.ids, request_id)) + 1
+
+    def in_order(self, most: int) -> list[int]:
+        """The first of them, in that order; who is next by the scheduler's last word is the first."""
+        ids = list(islice(self._places, most))
+        others = (request_id for request_id in self.ids if request_id not in self._places)
+        ids += islice(others, most - len(ids))
+        if self.head is not None and self.holds(self.head.request_id):
+            first = self.head.request_id
+            ids = [first, *(request_id for request_id in ids if request_id != first)][:most]
+        return ids
 
     def boardings_per_s(self, now_ns: int) -> float | None:
         """How many boarded a second, over the last 60 s or as long as there has been traffic; None if nobody has."""
@@ -120,6 +147,9 @@ class Queue:
         """It boards, or ends: if it was next, nobody is until the scheduler names the next one."""
         if self.holds(request_id):
             del self.ids[bisect_left(self.ids, request_id)]
+        place = self._places.pop(request_id, None)
+        if place is not None:
+            insort(self._places_left, place)
         self._own.pop(request_id, None)
         self.parked.pop(request_id, None)
         if self.head is not None and self.head.request_id == request_id:

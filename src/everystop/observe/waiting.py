@@ -15,7 +15,8 @@ STEP_RUNNING = "step_running"
 
 
 class WaitingState(NamedTuple):
-    """`position` is the place among all that wait, in order of arrival, from 1; policies may let others go first.
+    """`position` is the place among all that wait, from 1, in the order in which they would board if nothing happened
+    but places coming free; in order of arrival where the scheduler has not been asked for that.
 
     `reason` is a `WaitReason`'s word or `step_running`; `estimated_ns` is a guess, None where nothing is known.
     """

@@ -146,6 +146,7 @@ class LiveStreams:
             num_slots=model.limits.max_num_seqs,
             num_blocks=model.num_blocks,
             ask_blocks=model.engine.ask_blocks,
+            ask_line=self._state.ask_line,
         )
 
     def _server(self) -> dict[str, Any]:

@@ -285,6 +285,8 @@ class Endpoints:
 
     async def request(self, request: Request) -> Response:
         """Where a request stands, and while it waits, for what."""
+        self._state.history.catch_up()
+        await self._state.see_line()
         return _json(self._inquiry(request).look(request.path_params["id"]))
 
     def _inquiry(self, request: Request) -> Inquiry:

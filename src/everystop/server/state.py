@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from everystop.core.durations import NS_PER_S
 from everystop.core.errors import Draining, EngineDead
 from everystop.core.events import Event
 from everystop.engine.messages import StepOutput
@@ -30,6 +32,10 @@ from everystop.server.texts import Texts
 logger = logging.getLogger(__name__)
 
 LOADING = "the model is being loaded; try again in a moment"
+LINE_EVERY_NS = NS_PER_S // 4
+LINE_WAIT_NS = NS_PER_S // 10
+LINE_POLL_S = 0.005
+MAX_IN_LINE = 1024
 ENGINE_FAILED = "the engine has failed; the server must be restarted"
 
 
@@ -49,6 +55,9 @@ class ServedEngine(EngineLike, Protocol):
 
     def ask_blocks(self) -> None:
         """Have a `BlockEvent` among the next events."""
+
+    def ask_line(self, num: int) -> None:
+        """Have a `LineEvent` of the first `num` who wait among them."""
 
     def stalled_ns(self, now_ns: int) -> int:
         """How long there has been work and no step has come back."""
@@ -139,6 +148,7 @@ class ServerState:
         self._model: ServedModel | None = None
         self._board: Board | None = None
         self._metrics: Metrics | None = None
+        self._line_asked_ns = 0
         self._is_counted = is_counted
         self._is_remembered = history is not None
         self.history = history or History(num_finished=0)
@@ -214,6 +224,25 @@ class ServerState:
                 tell(refusal)
             except Exception:
                 logger.exception("a refusal could not be noted; serving goes on")
+
+    def ask_line(self) -> None:
+        """Have the engine say soon who boards in which order, unless it has just been asked."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._line_asked_ns >= LINE_EVERY_NS:
+            self._line_asked_ns = now_ns
+            self.model.engine.ask_line(MAX_IN_LINE)
+
+    async def see_line(self) -> None:
+        """Know who boards in which order as of a moment ago, unless the engine takes longer to say it."""
+        if self._model is None or not self.history.queue.ids:
+            return
+        now_ns = time.monotonic_ns()
+        self.ask_line()
+        while (line := self.history.queue.line) is None or line.now_ns < now_ns - LINE_EVERY_NS:
+            if time.monotonic_ns() > now_ns + LINE_WAIT_NS:
+                return
+            await asyncio.sleep(LINE_POLL_S)
+            self.history.catch_up()
 
     def check_open(self) -> None:
         """Raise what keeps new requests out: Draining, EngineDead, Loading."""

@@ -276,8 +276,10 @@ class StreamReply(Reply):
             return await self._board.parts(self._generation)
         news = asyncio.ensure_future(self._board.parts(self._generation))
         try:
+            self._ask_line()
             while not (await asyncio.wait({news}, timeout=PROGRESS_S))[0]:
                 line = progress_line(self._state.history, self._client)
+                self._ask_line()
                 if line is not None:
                     if not self._started:
                         await self._start(send, SSE_HEADERS)
@@ -285,3 +287,8 @@ class StreamReply(Reply):
             return news.result()
         finally:
             news.cancel()
+
+    def _ask_line(self) -> None:
+        """Have the place in line be known by the next second."""
+        if self._client.first_sent_ns is None:
+            self._state.ask_line()

@@ -111,6 +111,12 @@ class Policy:
         """Who boards next; None lets nobody board in this step and is forbidden while nothing runs."""
         raise NotImplementedError
 
+    def line(self, num: int, view: View) -> list[Request]:
+        """The first `num` of those who wait, in the order in which they would board if places came free one after the
+        other and nothing else happened; changes nothing, and is asked only by those who watch.
+        """
+        raise NotImplementedError
+
     def keep_key(self, request: Request, view: View) -> tuple[int, ...]:
         """Smaller keeps slot and blocks longer; must end in `request_id` so that it is unique. It may change between
         steps, never within one: of a running request it is asked once a step.

@@ -24,3 +24,6 @@ class Continuous(Policy):
 
     def pick(self, view: View) -> Request | None:
         return self._line.head()
+
+    def line(self, num: int, view: View) -> list[Request]:
+        return self._line.first(num)

@@ -4,6 +4,7 @@ first, who cannot is put back without being forgotten, and steps are as long as 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -124,6 +125,19 @@ class Deadline(Policy):
             is_urgent = head is not None and self._prompts.has_behind(self._ranks[head.request_id])
             return head if is_urgent else None
         return head or self._late.head()
+
+    def line(self, num: int, view: View) -> list[Request]:
+        """As of now: who is late already stands with the late, who would be by the time they board do not."""
+        itl_ns = min(map(self._itl_ns.__getitem__, self._due_ns), default=None)
+        timely, late = deque[Request](), deque(self._late.first(num))
+        for request in self._line.first(num):
+            (late if self._is_late(request, itl_ns, view) else timely).append(request)
+        found, num_since_late = list[Request](), self._num_since_late
+        while len(found) < num and (timely or late):
+            is_turn_of_late = bool(late) and (not timely or num_since_late >= LATE_TURN - 1)
+            found.append((late if is_turn_of_late else timely).popleft())
+            num_since_late = 0 if is_turn_of_late else num_since_late + bool(late)
+        return found
 
     def _is_late(self, request: Request, itl_ns: int | None, view: View) -> bool:
         deadline_ns = self._deadlines_ns.get(request.request_id)

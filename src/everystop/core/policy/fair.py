@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
 
 from everystop.core.durations import NS_PER_S
 from everystop.core.errors import TenantQueueFull, TooManyChoices
@@ -114,6 +116,26 @@ class Fair(Policy):
         if first is not None:
             return first
         return None if until_ns is None else Wait(until_ns, WaitReason.TENANT_LIMIT)
+
+    def line(self, num: int, view: View) -> list[Request]:
+        """As if each boarded with nothing of its prompt in the cache; tenants at one of their limits come last."""
+        lines = [(tenant, account, deque(account.line.first(num))) for tenant, account in self._accounts.items()]
+        turns = [
+            (not self._accounts.competes(tenant), account.counter, len(account.running), line[0].request_id, i)
+            for i, (tenant, account, line) in enumerate(lines)
+            if line
+        ]
+        heapify(turns)
+        found = list[Request]()
+        while turns and len(found) < num:
+            is_limited, counter, num_running, _, i = heappop(turns)
+            _, account, line = lines[i]
+            request = line.popleft()
+            found.append(request)
+            if line:
+                counter += INPUT_COST * (request.num_prompt_tokens - request.num_computed_tokens) * account.unit
+                heappush(turns, (is_limited, counter, num_running + 1, line[0].request_id, i))
+        return found
 
     def may_return(self, request: Request, view: View) -> bool:
         account = self._accounts[request.tenant]

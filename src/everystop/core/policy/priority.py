@@ -40,5 +40,8 @@ class Priority(Policy):
     def pick(self, view: View) -> Request | None:
         return self._line.head()
 
+    def line(self, num: int, view: View) -> list[Request]:
+        return self._line.first(num)
+
     def keep_key(self, request: Request, view: View) -> tuple[int, ...]:
         return (self._rank(request), request.request_id)

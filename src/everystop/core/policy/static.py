@@ -52,6 +52,10 @@ class Static(Policy):
             self._fix_batch(view)
         return self._boarding.head()
 
+    def line(self, num: int, view: View) -> list[Request]:
+        boarding = self._boarding.first(num)
+        return boarding + self._line.first(num - len(boarding))
+
     def _fix_batch(self, view: View) -> None:
         while len(self._members) < view.max_num_seqs and (request := self._line.head()) is not None:
             self._line.discard(request)
