@@ -238,6 +238,11 @@ def test_a_model_that_serve_refuses_fails_with_its_words(
         status, found = examined(capsys, str(path), "--port", "0")
         assert (status, found["model"]["status"]) == (1, "fail")
         assert found["model"]["text"] == refusal(capsys, str(path), "--port", "0")
+    unreadable = Path(shutil.copytree(model, tmp_path / "unreadable"))
+    (unreadable / "chat_template.jinja").write_bytes(b"\xff\xfe\xff")
+    status, found = examined(capsys, str(unreadable), "--port", "0")
+    assert (status, found["chat template"]["status"]) == (1, "fail")
+    assert found["chat template"]["text"] == refusal(capsys, str(unreadable), "--port", "0")
 
 
 def test_traces_that_cannot_be_sent_are_refused_alike(
@@ -255,6 +260,16 @@ def test_what_depends_on_a_model_that_is_not_there_is_not_looked_at(capsys: pyte
     assert status == 0, "a model that can be fetched is no failure"
     for name in ("KV cache", "chat template"):
         assert (found[name]["status"], "not looked at" in found[name]["text"]) == ("warn", True)
+
+
+def test_a_chat_template_is_looked_at_without_a_model(
+    model: Path, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("none", "not.jinja"):
+        words = ["--port", "0", "--chat-template", str(files / name)]
+        status, found = examined(capsys, *words)
+        assert (status, found["chat template"]["status"]) == (1, "fail")
+        assert found["chat template"]["text"] == refusal(capsys, str(model), *words)
 
 
 def test_right_options_are_served(model: Path, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

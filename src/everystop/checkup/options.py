@@ -89,15 +89,17 @@ def check_kv_cache(config: Config) -> Finding:
 
 def check_chat_template(config: Config) -> Finding:
     """Whether there is a chat template, and can be used."""
-    from everystop.model.chat_template import load_chat_template
+    from everystop.model.chat_template import check_template_file, load_chat_template
     from everystop.model.tokenizer_files import load_tokenizer
 
+    override = Path(config.chat_template) if config.chat_template else None
+    if override is not None:
+        check_template_file(override)
     checkpoint = _checkpoint(config)
     try:
         tokenizer = load_tokenizer(checkpoint)
     except EverystopError:
         raise NotLookedAt("it depends on the model's tokenizer", "see the line about the model") from None
-    override = Path(config.chat_template) if config.chat_template else None
     template = load_chat_template(checkpoint, tokenizer, override)
     text = f"from {template.origin}" if template.is_present else "none, so chat is refused"
     return Finding("chat template", Status.OK, text)
