@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everystop import assembly
+from everystop.backend import CPU, CUDA, TORCH, Backend
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.model.spec import DecoderSpec
@@ -60,6 +61,26 @@ def test_the_same_memory_holds_nearly_twice_the_tokens_in_int8(spec: DecoderSpec
     assert num_tokens["float16"] == 2 * num_tokens["float32"] == (1 << 24) // 256
     assert num_tokens["int8"] == (1 << 24) // 136 // 32 * 32
     assert num_tokens["int8"] > 1.88 * num_tokens["float16"]
+
+
+def test_what_the_cache_holds_is_known_from_headers_but_on_a_gpu(spec: DecoderSpec) -> None:
+    pytest.importorskip("torch")
+    config = Config(kv_cache_memory=1 << 24)
+    of_cpu = assembly.known_capacity(config, spec, Backend(CPU, "int8", True))
+    assert of_cpu == assembly.plan_capacity(config, spec, bytes_per_block(spec, 32, "int8"))
+    of_torch = assembly.known_capacity(config, spec, Backend(TORCH, "bfloat16", False))
+    of_gpu = assembly.known_capacity(config, spec, Backend(CUDA, "bfloat16", False))
+    assert of_torch is not None
+    assert of_gpu is not None
+    assert of_torch.num_blocks == (1 << 24) // (2 * 32 * 64 * 2)
+    assert of_gpu.num_blocks == of_torch.num_blocks - 1, "one is spare"
+    assert assembly.known_capacity(Config(), spec, Backend(CUDA, "bfloat16", False)) is None
+    for device, dtype in ((CPU, "int8"), (TORCH, "float32"), (CUDA, "bfloat16")):
+        backend = Backend(device, dtype, False)
+        with pytest.raises(ConfigError, match="no block of 32 tokens"):
+            assembly.known_capacity(Config(kv_cache_memory=1), spec, backend)
+        with pytest.raises(ConfigError, match=r"--max-model-len is 1,025"):
+            assembly.known_capacity(Config(max_model_len=1025), spec, backend)
 
 
 def test_longest_sequence_is_bounded_by_model_and_cache(spec: DecoderSpec) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from everystop.backend import CPU, CUDA, UTILIZATION, choose_backend, settled
+from everystop.backend import CPU, CUDA, UTILIZATION, Backend, choose_backend, settled
 from everystop.config import Config
 from everystop.core.errors import ConfigError
 from everystop.core.kv_cache import KVCache
@@ -22,6 +22,7 @@ from everystop.model.checkpoint import Checkpoint
 from everystop.model.home import Home
 from everystop.model.spec import DecoderSpec
 from everystop.model.weights import LoadedModel, load_model, model_digest
+from everystop.observe import record_file
 from everystop.observe.recorder import Recorder
 from everystop.runner import ModelRunner
 from everystop.runner.calibration import Room, measure_step_times
@@ -84,6 +85,38 @@ def plan_capacity(config: Config, spec: DecoderSpec, bytes_per_block: int) -> Ca
     return _capacity(config, num_blocks, bytes_per_block, max_model_len)
 
 
+def known_capacity(config: Config, spec: DecoderSpec, backend: Backend) -> Capacity | None:
+    """What the KV cache will hold, as far as headers tell; None on a GPU, unless --kv-cache-memory says it.
+
+    Loads PyTorch where that computes. Raises ConfigError as `plan_capacity` does.
+    """
+    if backend.device == CPU:
+        return _native_capacity(config, spec, backend.dtype)
+    from everystop.runner.torch.loading import DTYPES
+    from everystop.runner.torch.runner import bytes_per_block
+
+    block_bytes = bytes_per_block(spec, config.block_size, DTYPES[backend.dtype])
+    if backend.device != CUDA:
+        return plan_capacity(config, spec, block_bytes)
+    max_model_len = longest_sequence(config, spec)
+    if config.kv_cache_memory is None:
+        return None
+    return _capacity(config, _num_gpu_blocks(config.kv_cache_memory, block_bytes), block_bytes, max_model_len)
+
+
+def _native_capacity(config: Config, spec: DecoderSpec, dtype: str) -> Capacity:
+    """On the CPU, with weights of that type."""
+    from everystop.runner.native import bytes_per_block, stored_dtype
+
+    stored = stored_dtype(config.kv_cache_dtype, dtype)
+    return plan_capacity(config, spec, bytes_per_block(spec, config.block_size, stored))
+
+
+def _num_gpu_blocks(num_bytes: int, bytes_per_block: int) -> int:
+    """Blocks in so many bytes of a GPU, beside the spare one."""
+    return num_bytes // bytes_per_block - 1
+
+
 def _capacity(config: Config, num_blocks: int, bytes_per_block: int, max_model_len: int) -> Capacity:
     if num_blocks < 1:
         raise ConfigError(
@@ -129,8 +162,22 @@ def open_recorder(config: Config) -> Recorder | None:
     try:
         return Recorder(Path(config.record), config.policy, policy_settings(config), with_tokens=config.record_prompts)
     except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"--record {config.record}: {reason}; name a file to write, in a folder to write") from error
+        raise _no_record(config, error) from error
+
+
+def check_record(config: Config) -> None:
+    """Raise ConfigError where `open_recorder` would, as far as can be told without a change; makes no file."""
+    if config.record is None:
+        return
+    try:
+        record_file.check_record(Path(config.record))
+    except OSError as error:
+        raise _no_record(config, error) from error
+
+
+def _no_record(config: Config, error: OSError) -> ConfigError:
+    reason = error.strerror or error
+    return ConfigError(f"--record {config.record}: {reason}; name a file to write, in a folder to write")
 
 
 def num_threads(config: Config) -> int:
@@ -188,10 +235,9 @@ def build_runner(config: Config, loaded: Loaded, num_valid_tokens: int) -> tuple
     """The runner over loaded weights, and what its KV cache holds."""
     if not isinstance(loaded, LoadedModel):
         return _build_torch_runner(config, loaded, num_valid_tokens)
-    from everystop.runner.native import NativeRunner, bytes_per_block
+    from everystop.runner.native import NativeRunner
 
-    stored = kv_cache_dtype(config, loaded)
-    capacity = plan_capacity(config, loaded.spec, bytes_per_block(loaded.spec, config.block_size, stored))
+    capacity = _native_capacity(config, loaded.spec, loaded.dtype)
     runner = NativeRunner(
         loaded,
         num_blocks=capacity.num_blocks,
@@ -227,7 +273,7 @@ def _build_torch_runner(config: Config, loaded: TorchModel, num_valid_tokens: in
         footprint = measure_footprint(loaded, limits, max_model_len)
         if config.kv_cache_memory is not None:
             check_kv_memory(footprint, config.kv_cache_memory)
-            num_blocks = config.kv_cache_memory // block_bytes - 1
+            num_blocks = _num_gpu_blocks(config.kv_cache_memory, block_bytes)
         else:
             usable = config.max_num_seqs * -(-max_model_len // config.block_size)
             utilization = config.gpu_memory_utilization or UTILIZATION

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from everystop import checkup, cli
-from everystop.checkup import CHECKS, Finding, Status, examine
+from everystop.checkup import CHECKS, examine
+from everystop.checkup.finding import Finding, Status
 from everystop.config import Config
+from everystop.model.pull import EMBEDDED
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +72,24 @@ def test_a_model_that_is_none_fails(tmp_path: Path) -> None:
     damaged = tmp_path / "m.gguf"
     damaged.write_bytes(b"GGUF")
     assert findings(model=str(damaged))["model"].status is Status.FAIL
+
+
+def test_an_embedded_model_that_is_damaged_can_be_fetched_again(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "models" / EMBEDDED["smollm2"].file_name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"GGUF")
+    found = findings()
+    assert found["model"].status is Status.WARN
+    assert f"{path} is damaged: it has 4 bytes instead of" in found["model"].text
+    assert found["KV cache"].text == "not looked at: it depends on the model"
+
+
+def test_a_refusal_is_its_sentence_alone() -> None:
+    """Not that a check went wrong."""
+    found = findings(device="cpu", dtype="fp8")
+    assert found["kernels"].status is Status.FAIL
+    assert found["kernels"].text.startswith("--dtype fp8 cannot be had with --device cpu")
+    assert found["KV cache"].status is Status.WARN
 
 
 def test_a_home_that_cannot_be_written_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

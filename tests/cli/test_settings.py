@@ -95,6 +95,8 @@ def test_environment_holds_lists_and_truth_values() -> None:
         ('kv-cache-memory = "lots"', ["kv-cache-memory in", "512MiB"]),
         ('dtype = "int4"', ["--dtype", "int4", "int8"]),
         ("port = ", ["is not TOML"]),
+        ('record = "a\\u0000b"', ["record in", "null character"]),
+        ('served-model-name = ["a\\u0000b"]', ["served-model-name in", "null character"]),
     ],
 )
 def test_wrong_line_of_a_file_is_named(tmp_path: Path, line: str, words: list[str]) -> None:

@@ -23,6 +23,7 @@ from everystop.core.errors import (
     ChatTemplateError,
     ChatTemplateMissing,
     ConfigError,
+    ModelFileDamaged,
     RequestError,
     UnsupportedField,
     UnsupportedModel,
@@ -221,6 +222,15 @@ def test_template_of_a_folder_is_found_in_each_place(tmp_path: Path, place: str 
     assert template.is_present is (place is not None)
     if place is not None:
         assert template.render([user("it")]).text == "found it"
+
+
+def test_template_of_a_folder_that_is_no_text_is_named(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", tiny_model("llama", vocab_size=1000))
+    write_tokenizer(folder, sentencepiece_inner(), bos_token="<s>")
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe\xff")
+    checkpoint = inspect_model(folder)
+    with pytest.raises(ModelFileDamaged, match=r"chat_template\.jinja: it is not UTF-8"):
+        load_chat_template(checkpoint, load_tokenizer(checkpoint))
 
 
 def test_environment_has_what_templates_expect(tokenizer: Tokenizer) -> None:

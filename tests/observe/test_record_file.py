@@ -10,7 +10,7 @@ import pytest
 
 from everystop.core.plan import StepPlan
 from everystop.core.policy import PolicySettings
-from everystop.observe.record_file import MAX_OLD_RECORDS, create_private
+from everystop.observe.record_file import MAX_OLD_RECORDS, check_record, create_private, open_record
 from everystop.observe.recorder import Recorder
 
 
@@ -110,3 +110,38 @@ def test_a_private_file_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     path.write_text("x")
     create_private(path)
     assert path.read_text() == "x"
+
+
+@pytest.mark.parametrize("name", ["none/run.gz", ".", "file/run.gz", "x" * 300, "link"])
+def test_what_cannot_be_opened_is_known_before(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"run")
+    (tmp_path / "link").symlink_to(tmp_path / "none" / "run.gz")
+    with pytest.raises(OSError) as known:
+        check_record(tmp_path / name)
+    with pytest.raises(OSError) as opened:
+        open_record(tmp_path / name)
+    assert known.value.strerror == opened.value.strerror
+
+
+def test_looking_whether_a_record_can_be_written_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.gz"
+    check_record(path)
+    assert not path.exists()
+    written = write_record(path, has_requests=True)
+    check_record(path)
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("run.gz", written)]
+    check_record(Path(os.devnull))
+
+
+@pytest.mark.parametrize("written", [None, b"", b"run"])
+def test_a_folder_or_a_file_of_others_is_refused(
+    written: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new file, and one that moves aside, need the folder; one that is written over does not."""
+    path = tmp_path / "run.gz"
+    if written is not None:
+        path.write_bytes(written)
+    closed = path if written == b"" else tmp_path
+    monkeypatch.setattr(os, "access", lambda one, mode: Path(one) != closed)
+    with pytest.raises(OSError, match="Permission denied"):
+        check_record(path)

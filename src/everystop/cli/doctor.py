@@ -11,7 +11,7 @@ from everystop.config import Config
 from everystop.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from everystop.checkup import Finding
+    from everystop.checkup.finding import Finding
 
 
 def add_parser(commands: Any) -> None:
@@ -34,11 +34,12 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is found; 1 if something fails."""
-    from everystop.checkup import Finding, Status, examine
+    from everystop.checkup import examine
+    from everystop.checkup.finding import Finding, Status
 
     try:
         config = settings.make_config(arguments)
-        findings = [Finding("options", Status.OK, "they can be honoured")]
+        findings = [Finding("options", Status.OK, "well formed, and they go together")]
     except ConfigError as error:
         config, findings = Config(), [Finding("options", Status.FAIL, str(error))]
     findings += examine(config)

@@ -249,6 +249,8 @@ def convert_one(field: dataclasses.Field[Any], value: Any, source: str) -> Any:
     if isinstance(field.default, bool):
         return as_bool(value, source)
     parse = field.metadata.get("parse", str)
+    if "\0" in str(value):
+        raise ConfigError(f"{source} has a null character in it, which no option may have; take it out")
     if parse is hash_key and not isinstance(value, str):
         raise ConfigError(f"{source} must be text")  # the value is a secret
     if isinstance(value, bool | dict | list) or (parse is str and not isinstance(value, str)):

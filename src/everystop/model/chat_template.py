@@ -27,6 +27,7 @@ from everystop.core.errors import (
     ChatTemplateError,
     ChatTemplateMissing,
     ConfigError,
+    ModelFileDamaged,
     RequestError,
     UnsupportedField,
     UnsupportedModel,
@@ -71,11 +72,8 @@ class ChatTemplate:
         self._template: jinja2.Template | None = None
         self.is_slow = False
         if source is not None:
-            try:
-                self._environment = _environment()
-                self._template = self._environment.compile_bounded(source)
-            except jinja2.TemplateError as error:
-                raise UnsupportedModel(f"{origin}: the chat template is no valid Jinja: {error}") from error
+            self._environment = _environment()
+            self._template = _compiled(self._environment, source, origin)
 
     @property
     def is_present(self) -> bool:
@@ -214,24 +212,43 @@ def _reason(error: Exception) -> str:
 def load_chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer, override: Path | None = None) -> ChatTemplate:
     """The template in the file `override` (a `--chat-template`), else the model's own, else none.
 
-    Raises ConfigError where `override` cannot be read.
+    Raises ConfigError where `override` cannot be read, UnsupportedModel where it, or the model's own, is no Jinja.
     """
     if override is not None:
-        try:
-            return ChatTemplate(override.read_text(encoding="utf-8"), str(override), tokenizer)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise ConfigError(f"--chat-template {override} cannot be read: {reason}") from error
+        return ChatTemplate(_read_override(override), str(override), tokenizer)
     if isinstance(checkpoint, GgufCheckpoint):
         source = checkpoint.gguf.get("tokenizer.chat_template")
         return ChatTemplate(source if isinstance(source, str) else None, str(checkpoint.path), tokenizer)
     return ChatTemplate(*_folder_template(checkpoint.path), tokenizer)
 
 
+def check_template_file(path: Path) -> None:
+    """Raise what `load_chat_template` would of the file `path`; needs no model."""
+    _compiled(_environment(), _read_override(path), str(path))
+
+
+def _read_override(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"--chat-template {path} cannot be read: {reason}") from error
+
+
+def _compiled(environment: BoundedEnvironment, source: str, origin: str) -> jinja2.Template:
+    try:
+        return environment.compile_bounded(source)
+    except jinja2.TemplateError as error:
+        raise UnsupportedModel(f"{origin}: the chat template is no valid Jinja: {error}") from error
+
+
 def _folder_template(folder: Path) -> tuple[str | None, str]:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8"), str(path)
+        try:
+            return path.read_text(encoding="utf-8"), str(path)
+        except UnicodeDecodeError as error:
+            raise ModelFileDamaged(f"{path}: it is not UTF-8") from error
     for name in ("chat_template.json", "tokenizer_config.json"):
         path = folder / name
         source = read_json_object(path).get("chat_template") if path.is_file() else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import stat
 import zlib
 from itertools import islice
 from pathlib import Path
@@ -24,6 +26,31 @@ def open_record(path: Path) -> TextIO:
         _move_aside(path)
     create_private(path)
     return gzip.open(path, "wt", compresslevel=4, encoding="ascii")
+
+
+def check_record(path: Path) -> None:
+    """Raise OSError where `open_record` would, as far as can be told without a change; makes and moves nothing."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        _check_folder(path.resolve().parent)
+        return
+    if stat.S_ISDIR(mode):
+        raise _error(errno.EISDIR)
+    if stat.S_ISREG(mode) and path.stat().st_size and not _is_idle(path):
+        _check_folder(path.resolve().parent)
+    elif not os.access(path, os.W_OK):
+        raise _error(errno.EACCES)
+
+
+def _check_folder(folder: Path) -> None:
+    folder.stat()  # raises what opening a file in it would
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _error(errno.EACCES)
+
+
+def _error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
 
 
 def create_private(path: Path) -> None:

@@ -53,7 +53,7 @@ def listen_at_path(path: str) -> Iterator[socket.socket]:
     _allow_many_connections()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if _is_stale(Path(path)):
+        if check_path(path):
             Path(path).unlink(missing_ok=True)
         umask = os.umask(UDS_UMASK)
         try:

