@@ -20,7 +20,7 @@ from everystop.observe.causes import Cause
 from everystop.observe.excerpt import excerpt_of
 from everystop.observe.explain import Explanation, explain, tell
 from everystop.observe.history import Client, History, StepRecord, Trail
-from everystop.observe.step_share import own_share, share_of
+from everystop.observe.step_share import own_forward_ns, share_of
 from everystop.observe.wording import number_name
 
 NUM_EPISODES = 23  # a policy, and there are nine
@@ -262,10 +262,20 @@ def test_long_lives_are_thinned_evenly_and_still_covered_exactly() -> None:
 def test_a_share_is_the_time_of_the_step_without_others_prefill_over_that_with_it() -> None:
     record = StepRecord(
         0, 0, 8 * MS, 6 * MS, array("q", [5, 6, 7]), array("q", [9, 0, 3]), array("q", [1, 42, 1]), b"\1\0\1",
-        0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, StepTimeModel(step_ns=1.0, token_ns=0.1), 1 * MS,
+        0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, StepTimeModel(step_ns=1e6, token_ns=1e5), 1 * MS,
     )  # fmt: skip
-    assert own_share(record, 0) == pytest.approx(1.2 / 5.4)
-    assert share_of(record, 0, 1 * MS) == (1 * MS, int(5 * MS * own_share(record, 0)), 3_888_889, 1 * MS)
+    assert own_forward_ns(record, 0, 54 * MS) == pytest.approx(12 * MS)
+    assert own_forward_ns(record, 0, 5 * MS) == pytest.approx(1.2 * MS)
+    assert share_of(record, 0, 1 * MS) == (1 * MS, 1_200_000, 3_800_000, 1 * MS)
     assert share_of(record, 1, 0) == (2 * MS, 5 * MS, 0, 1 * MS)
     unknown = record._replace(step_times=StepTimeModel())
-    assert own_share(unknown, 0) == pytest.approx(2 / 44)
+    assert own_forward_ns(unknown, 0, 44 * MS) == 2 * MS
+
+
+def test_a_model_that_takes_prompts_for_slow_blames_them_for_no_more_than_the_step_was_longer() -> None:
+    """It has seen many steps of decoding and few prompts: 1 ms a step and 8 ms for each pair."""
+    record = StepRecord(
+        0, 0, 3 * MS, 0, array("q", [5, 6]), array("q", [9, 0]), array("q", [1, 14]), b"\1\1",
+        0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, StepTimeModel(step_ns=2e6, prefill_pair_ns=8e6), 0,
+    )  # fmt: skip
+    assert share_of(record, 0, 0) == (0, 2 * MS, 1 * MS, 0)

@@ -32,7 +32,7 @@ def share_of(record: StepRecord, row: int, begin_ns: int) -> StepShare:
     forward_ns = execute_ns - sample_ns
     own_ns = forward_ns
     if has_others_prefill(record, row):
-        own_ns = min(forward_ns, int(forward_ns * own_share(record, row)))
+        own_ns = min(forward_ns, own_forward_ns(record, row, forward_ns))
     return StepShare(whole_ns - execute_ns, own_ns, forward_ns - own_ns, sample_ns)
 
 
@@ -42,13 +42,16 @@ def has_others_prefill(record: StepRecord, row: int) -> bool:
     return sum(record.nums) - record.nums[row] > num_rows - 1
 
 
-def own_share(record: StepRecord, row: int) -> float:
-    """Predicted time of the step without other requests' prefill rows, over that of the whole step.
+def own_forward_ns(record: StepRecord, row: int, forward_ns: int) -> int:
+    """What the step's forward pass, which took `forward_ns`, would have taken without other requests' prefill rows.
 
-    Where nothing is known of step times yet, tokens count instead.
+    That is as much of it as the prediction without them is of the whole prediction, and at least the prediction without
+    them: a step that was slow for all its rows is not all blamed on the prompts, nor is one on a few prompt tokens
+    because a model that has seen few of them, beside many steps of decoding, takes them for slow. Where nothing is
+    known of step times yet, tokens count instead.
 
-    Example, 1 ms a step and 0.1 ms a token: in a step of 8 decodes and a chunk of 42 tokens, a decoding request's own
-    share is (1 + 0.8) / (1 + 5) = 0.3.
+    Example, 1 ms a step and 0.1 ms a token: in a step of 8 decodes and a chunk of 42 tokens a decoding request's own
+    share is (1 + 0.8) / (1 + 5) = 0.3: of 9 ms, 2.7; of 4 ms, the 1.8 that it takes without the chunk.
     """
     tokens = context = all_pairs = own_pairs = others_tokens = others_rows = 0
     for i, (start, n) in enumerate(zip(record.starts, record.nums, strict=True)):
@@ -67,5 +70,6 @@ def own_share(record: StepRecord, row: int) -> float:
     model = record.step_times
     whole_ns = model.execute_ns(StepFeatures(tokens, context, all_pairs, num_rows))
     if whole_ns <= 0:
-        return (tokens - others_tokens) / tokens
-    return model.execute_ns(StepFeatures(tokens - others_tokens, context, own_pairs, num_rows - others_rows)) / whole_ns
+        return forward_ns * (tokens - others_tokens) // tokens
+    own_ns = model.execute_ns(StepFeatures(tokens - others_tokens, context, own_pairs, num_rows - others_rows))
+    return max(int(own_ns), int(forward_ns * (own_ns / whole_ns)))
