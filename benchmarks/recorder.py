@@ -280,7 +280,7 @@ def print_blocks(on: list[Block], off: list[Block]) -> None:
     print(f"{NUM_PAIRS} pairs of blocks of {BLOCK_STEPS} steps; without, a step takes {step_ms:.1f} ms of all CPU time")
     print(
         f"  remembered and recorded: {both_us:.0f} µs a step ({statistics.median(loop_us):.0f} in the loop, "
-        f"{statistics.median(writer_us):.0f} writing), {both_us * 1e3 / STEP_NS:.2%} of {STEP_NS / 1e6:.0f} ms"
+        f"{statistics.median(writer_us):.0f} writing), {both_us / 1e3 / step_ms:.2%} of that"
     )
     logs = [math.log(a.all_ns / b.all_ns) for a, b in zip(on, off, strict=True)]
     half = STUDENT_T * statistics.stdev(logs) / math.sqrt(len(logs))
