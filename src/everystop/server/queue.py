@@ -212,8 +212,8 @@ class QueueAccount:
         beside = f", beside {num_free:,} for whom places are free," if num_free else ""
         return Overloaded(
             f"the queue is full: waiting {self.num_reqs - num_free:,} of at most {limits.max_num_reqs:,} requests "
-            f"(--max-num-queued-reqs){beside} with {self.num_tokens:,} of at most {limits.max_num_tokens:,} prompt tokens "
-            f"(--max-num-queued-tokens), so {num_reqs:,} more with about {num_tokens:,} cannot be taken; lately "
+            f"(--max-num-queued-reqs){beside} with {self.num_tokens:,} of at most {limits.max_num_tokens:,} prompt "
+            f"tokens (--max-num-queued-tokens), so {num_reqs:,} more with about {num_tokens:,} cannot be taken; lately "
             f"{rate:,.0f} prompt tokens a second have got a place to run; try again in {seconds:,} s",
             retry_after_s=seconds,
         )
