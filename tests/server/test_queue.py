@@ -105,7 +105,7 @@ def test_requests_are_capped_beside_the_places_that_are_free() -> None:
     for request_id in range(6):  # all in one turn of the loop: two of them will run
         queue.check(1, 1, 0)
         queue.enter({request_id: 1}, 0)
-    with pytest.raises(Overloaded, match="waiting 4 of at most 4 requests .*, beside 2 for whom places are free,"):
+    with pytest.raises(Overloaded, match=r"waiting 4 of at most 4 requests .*, beside 2 for whom places are free,"):
         queue.check(1, 1, 0)
     queue.receive([admit(0), admit(1), step(4)])
     with pytest.raises(Overloaded, match="waiting 4 of at most 4 requests"):
