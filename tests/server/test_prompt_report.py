@@ -188,7 +188,7 @@ def test_both_dialects_at_once_show_what_each_asked(server: ParrotServer) -> Non
         ({"prompt_logprobs": True}, "prompt_logprobs"),
         ({"echo": 1}, "echo"),
         ({"logprob_token_ids": [1]}, "logprob_token_ids"),
-        ({"truncation_side": "left"}, "truncation_side"),
+        ({"truncation_side": "right"}, "truncation_side"),
         ({"truncate_prompt_tokens": 2, "truncation_side": "middle"}, "truncation_side"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": 0}, "prompt"),

@@ -107,9 +107,9 @@ COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
         "without it as many as fit, or as the model's files say; 0 only with `echo` or `prompt_logprobs`"
     ),
     "stream": fields.boolean().described("server-sent events, at least one a token"),
-    "stream_options": fields.table(STREAM_OPTION_FIELDS).described("only with `stream`"),
+    "stream_options": fields.table(STREAM_OPTION_FIELDS).described("only with `stream`, unless all are `false`"),
     "stream_interval": fields.integer(1, MAX_STREAM_INTERVAL).described(
-        "tokens in one chunk of a stream; the first comes at once"
+        "tokens in one chunk of a stream; the first comes at once; more than 1 only with `stream`"
     ),
     "spaces_between_special_tokens": fields.boolean().described(
         "false: nothing is put between control tokens, as always; true only where they are not shown"
