@@ -16,9 +16,11 @@ from everystop.core.errors import RequestError
 from everystop.core.plan import NO_TOKEN_LEFT
 from everystop.core.request import SamplingParams
 from everystop.server import json_faults, json_shape
+from everystop.server.errors import ModelUnknown
 from everystop.server.json_body import MAX_VALUES, parse_json
 from everystop.server.json_shape import MAX_DIGITS
 from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS, PARAMETER_FIELDS
+from everystop.server.protocol import Accepted, check_model
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -535,8 +537,30 @@ def test_min_tokens_of_which_none_could_be_chosen_are_refused(server: ParrotServ
 
 
 def test_another_model_is_404(server: ParrotServer) -> None:
-    assert error_of(server.complete("a", model="gpt-5"), 404)["code"] == "model_not_found"
+    error = error_of(server.complete("a", model="gpt-5"), 404)
+    assert error["code"] == "model_not_found"
+    assert error["message"] == "the model 'gpt-5' is not served here; send 'parrot' or 'alias', or no model"
     assert server.complete("a", model="alias")[1]["model"] == "alias"
+
+
+def test_the_error_about_a_model_names_no_more_than_can_be_read() -> None:
+    accepted = Accepted(tuple(f"model-{i}" for i in range(30)), VOCAB, 1024)
+    with pytest.raises(ModelUnknown) as caught:
+        check_model("x" * 1000, accepted)
+    message = str(caught.value)
+    assert "'model-0' or 'model-1'" in message
+    assert "'model-7' (22 more are listed by /v1/models), or no model" in message
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("fields", "n"), [({"best_of": 3}, 1), ({"best_of": 3, "n": 2}, 2), ({"best_of": 3, "n": 4}, 4)]
+)
+def test_best_of_that_is_not_n_is_refused_with_the_numbers(server: ParrotServer, fields: Any, n: int) -> None:
+    error = error_of(server.complete("a", **fields))
+    assert (error["param"], error["code"]) == ("best_of", "unsupported_field")
+    assert f"best_of is 3 and n is {n}, " in error["message"]
+    assert "set n to 3" in error["message"]
 
 
 def test_stop_token_ids_and_ignore_eos(server: ParrotServer) -> None:
