@@ -68,6 +68,7 @@ def test_bounds_are_those_of_the_code() -> None:
         f"at once; their bodies | {aside.MAX_JOBS}; {aside.MAX_BODIES_BYTES // mib} MiB",
         f"memory of its process | 1; {estimates.LIMIT_S:g} s; {estimates.MAX_BYTES >> 30} GiB",
         f"of all answers | {http.MAX_UNSENT_BYTES // mib} MiB; {http.MAX_UNSENT_BYTES_IN_ALL // mib} MiB",
+        f"{json_body.BYTES_PER_VALUE} bytes as one; digits of a number; depth",
         f"{json_body.MAX_VALUES:,}; {json_shape.MAX_DIGITS}; {json_shape.MAX_DEPTH}",
         f"{openai_fields.MAX_PROMPTS:,}; {openai_fields.MAX_N}; {protocol.MAX_SEQUENCES:,}",
         f"{openai_fields.RANGES['logprobs'][1]}; {answer_size.MAX_ENTRIES:,}",

@@ -17,7 +17,7 @@ from everystop.core.plan import NO_TOKEN_LEFT
 from everystop.core.request import SamplingParams
 from everystop.server import json_faults, json_shape
 from everystop.server.errors import ModelUnknown
-from everystop.server.json_body import MAX_VALUES, parse_json
+from everystop.server.json_body import BYTES_PER_VALUE, MAX_VALUES, parse_json
 from everystop.server.json_shape import MAX_DIGITS
 from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS, PARAMETER_FIELDS
 from everystop.server.protocol import Accepted, check_model
@@ -164,17 +164,26 @@ def test_bodies_that_are_no_json_objects_are_refused(server: ParrotServer, body:
 
 @pytest.mark.parametrize(
     ("junk", "num_values"),
-    [(b"1", 1), (b'""', 1), (b"[]", 4), (b"{}", 4), (b"[[[]]]", 10), (b'{"a":1}', 7), (b'{"a":1,"b":[]}', 14)],
+    [
+        (b"1", 1),
+        (b"0.12345678901234567890", 1),
+        (b'""', 1),
+        (b"[]", 4),
+        (b"{}", 4),
+        (b"[[[]]]", 10),
+        (b'{"a":1}', 7),
+        (b'{"a":1,"b":[]}', 14),
+    ],
 )
 def test_more_values_than_can_be_made_at_once_are_refused_undecoded(
     junk: bytes, num_values: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_items = MAX_VALUES // num_values + 1
+    num_items = int(MAX_VALUES / (num_values + (len(junk) + 1) / BYTES_PER_VALUE)) + 1
     monkeypatch.setattr(msgspec.json, "decode", lambda _: {})
     monkeypatch.setattr(json_shape, "has_equal_keys", lambda marks, value: False)
     parse_json(b'{"metadata":0,"store":[' + b",".join([junk] * (num_items - 20)) + b"]}")
     monkeypatch.setattr(msgspec.json, "decode", lambda _: pytest.fail("it was decoded"))
-    with pytest.raises(RequestError, match=r"at most 1,200,000 are taken; send less at once") as caught:
+    with pytest.raises(RequestError, match=r"at most 1,350,000 are taken; send less at once") as caught:
         parse_json(b'{"metadata":0,"store":[' + b",".join([junk] * num_items) + b"]}")
     assert caught.value.code == "body_too_complex"
 
@@ -182,7 +191,7 @@ def test_more_values_than_can_be_made_at_once_are_refused_undecoded(
 def test_many_keys_are_refused_undecoded_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     body = b'{"metadata":{' + b",".join(b'"%d":1' % key for key in range(400_000)) + b"}}"
     monkeypatch.setattr(msgspec.json, "decode", lambda _: pytest.fail("it was decoded"))
-    with pytest.raises(RequestError, match=r"399,999 commas, 2 arrays and objects, and 400,001 keys") as caught:
+    with pytest.raises(RequestError, match=r"399,999 commas, 2 arrays and objects, 400,001 keys, and 4,") as caught:
         parse_json(body)
     assert caught.value.code == "body_too_complex"
 
