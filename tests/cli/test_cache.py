@@ -100,7 +100,7 @@ def test_all_removes_all_that_is_listed(home: Home, capsys: pytest.CaptureFixtur
         ([".."], "is a path"),
         ([""], "is a path"),
         (["none"], "no 'none'"),
-        (["tin"], "no 'tin'"),
+        (["tin"], "one name begins with 'tin'; give at least 4 letters of it"),
         ([], "--all"),
         (["tiny", "--all"], "--all"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -121,11 +122,17 @@ def test_names_of_the_model_are_collected_in_order() -> None:
 
 
 @pytest.mark.parametrize("words", [["--host", "127.0.0.1"], ["--port", "8000"], ["--port", "9"]])
-def test_a_path_and_an_address_are_two_places(words: list[str]) -> None:
+def test_a_path_and_an_address_are_two_places(words: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"--uds and {words[0]}"):
         config("--uds", "/run/s", *words)
-    with pytest.raises(ConfigError, match="--uds and --port"):
+    with pytest.raises(ConfigError, match=r"^--uds and EVERYSTOP_PORT are both given"):
         config("--uds", "/run/s", EVERYSTOP_PORT="8000")
+    with pytest.raises(ConfigError, match=r"^EVERYSTOP_UDS and --host are both given"):
+        config("--host", "::1", EVERYSTOP_UDS="/run/s")
+    file = tmp_path / "served.toml"
+    file.write_text('uds = "/run/s"')
+    with pytest.raises(ConfigError, match=rf"^uds in {re.escape(str(file))} and EVERYSTOP_PORT are both given"):
+        config("--config", str(file), EVERYSTOP_PORT="8000")
     assert config("--uds", "/run/s").uds == "/run/s"
 
 

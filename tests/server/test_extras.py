@@ -192,9 +192,37 @@ def test_what_was_gathered_is_sent_before_a_failure() -> None:
         assert events[-2]["error"]["code"] == "generation_failed"
 
 
-@pytest.mark.parametrize("name", ["stream_options", "stream_interval"])
-def test_what_concerns_streams_needs_one(server: ParrotServer, name: str) -> None:
-    assert param_of(server.complete("a", **{name: {} if name == "stream_options" else 2})) == name
+@pytest.mark.parametrize("stream", [{}, {"stream": False}])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stream_interval", 2),
+        ("stream_options", {"include_usage": True}),
+        ("stream_options", {"include_usage": False, "continuous_usage_stats": True}),
+        ("stream_options", {"include_progress": True}),
+    ],
+)
+def test_what_concerns_streams_needs_one(server: ParrotServer, name: str, value: Any, stream: dict[str, bool]) -> None:
+    assert param_of(server.complete("a", **stream, **{name: value})) == name
+
+
+@pytest.mark.parametrize("stream", [{}, {"stream": False}, {"stream": None}])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stream_interval": 1},
+        {"stream_options": {}},
+        {"stream_options": {"include_usage": False, "continuous_usage_stats": None}},
+        {"stream_options": {"include_progress": False, "include_obfuscation": False}},
+        {"truncation_side": "left"},
+    ],
+)
+def test_what_asks_for_nothing_needs_nothing(
+    server: ParrotServer, path: str, fields: dict[str, Any], stream: dict[str, Any]
+) -> None:
+    status, answer = server.post(path, {**PROMPTS[path], **stream, **fields})
+    assert (status, "usage" in answer) == (200, True)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

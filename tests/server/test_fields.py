@@ -89,6 +89,17 @@ def test_what_the_factories_take(row: Field, good: list[Any], bad: list[Any]) ->
         assert value == 1.0 or not is_valid(row.schema, value), value
 
 
+def test_the_echo_of_a_large_object_sorts_no_keys() -> None:
+    class Key(str):
+        __slots__ = ()
+
+        def __lt__(self, other: object) -> bool:
+            raise AssertionError("keys were sorted")
+
+    value = {Key(i): i for i in range(100)}
+    assert fields.echo(value) == "{'0': 0, '1': 1, '2': 2, '3': 3, ...}"
+
+
 def test_a_body_is_valid_by_its_schema_if_it_is_read() -> None:
     rows = {"a": fields.integer(0, 3), "b": fields.no_effect()}
     schema = object_schema(rows, required=["a"])

@@ -15,8 +15,12 @@ from tests.server.parrot import EOS, VOCAB, ParrotServer, parrot
 from everystop.core.errors import RequestError
 from everystop.core.plan import NO_TOKEN_LEFT
 from everystop.core.request import SamplingParams
-from everystop.server.json_body import MAX_JSON_MARKS, parse_json
+from everystop.server import json_faults, json_shape
+from everystop.server.errors import ModelUnknown
+from everystop.server.json_body import BYTES_PER_VALUE, MAX_VALUES, parse_json
+from everystop.server.json_shape import MAX_DIGITS
 from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS, PARAMETER_FIELDS
+from everystop.server.protocol import Accepted, check_model
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -158,20 +162,66 @@ def test_bodies_that_are_no_json_objects_are_refused(server: ParrotServer, body:
     assert error_of(server.post(COMPLETIONS, body))["code"] == "invalid_json"
 
 
-@pytest.mark.parametrize("junk", [b"[]", b"{}", b"1", b'""', b"[[[]]]"])
+@pytest.mark.parametrize(
+    ("junk", "num_values"),
+    [
+        (b"1", 1),
+        (b"0.12345678901234567890", 1),
+        (b'""', 1),
+        (b"[]", 4),
+        (b"{}", 4),
+        (b"[[[]]]", 10),
+        (b'{"a":1}', 7),
+        (b'{"a":1,"b":[]}', 14),
+    ],
+)
 def test_more_values_than_can_be_made_at_once_are_refused_undecoded(
-    junk: bytes, monkeypatch: pytest.MonkeyPatch
+    junk: bytes, num_values: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = b'{"metadata": [' + b",".join([junk] * (MAX_JSON_MARKS + 1)) + b"]}"
+    num_items = int(MAX_VALUES / (num_values + (len(junk) + 1) / BYTES_PER_VALUE)) + 1
+    monkeypatch.setattr(msgspec.json, "decode", lambda _: {})
+    monkeypatch.setattr(json_shape, "has_equal_keys", lambda marks, value: False)
+    parse_json(b'{"metadata":0,"store":[' + b",".join([junk] * (num_items - 20)) + b"]}")
     monkeypatch.setattr(msgspec.json, "decode", lambda _: pytest.fail("it was decoded"))
-    with pytest.raises(RequestError, match="more than 2,000,000 commas") as caught:
+    with pytest.raises(RequestError, match=r"at most 1,350,000 are taken; send less at once") as caught:
+        parse_json(b'{"metadata":0,"store":[' + b",".join([junk] * num_items) + b"]}")
+    assert caught.value.code == "body_too_complex"
+
+
+def test_many_keys_are_refused_undecoded_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b'{"metadata":{' + b",".join(b'"%d":1' % key for key in range(400_000)) + b"}}"
+    monkeypatch.setattr(msgspec.json, "decode", lambda _: pytest.fail("it was decoded"))
+    with pytest.raises(RequestError, match=r"399,999 commas, 2 arrays and objects, 400,001 keys, and 4,") as caught:
         parse_json(body)
     assert caught.value.code == "body_too_complex"
 
 
-def test_a_long_text_is_no_complex_body() -> None:
-    text = "one, [two] {three} and so on " * 100_000
-    assert parse_json(json.dumps({"prompt": text}).encode()) == {"prompt": text}
+@pytest.mark.parametrize("digits", [MAX_DIGITS + 1, 2_000, 4_300, 5_000])
+@pytest.mark.parametrize("number", ["{}", "-{}", "[{}]", '[1,"9",{}]', "0.{}", '{{"b":{}}}'])
+def test_long_numbers_are_refused_undecoded(digits: int, number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_faults, "number_refused", lambda body: RequestError("long"))
+    monkeypatch.setattr(msgspec.json, "decode", lambda _: pytest.fail("it was decoded"))
+    with pytest.raises(RequestError, match="long"):
+        parse_json(f'{{"metadata":{number.format("7" * digits)}}}'.encode())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "one, [two] {three}: and so on " * 1_000_000},
+        {"prompt": "314159" * 1_000 + '", 1' + "0" * 5_000},
+        {"prompt": list(range(1 << 20))},
+        {"messages": [{"role": "user", "content": str(i)} for i in range(100_000)]},
+        {"metadata": [10**399, 7]},
+    ],
+)
+def test_what_can_be_served_is_no_complex_body(body: dict[str, Any]) -> None:
+    assert parse_json(json.dumps(body).encode()) == body
+
+
+def test_digits_of_several_numbers_are_not_one_number() -> None:
+    body = {"a": {str(i): i for i in range(1_000)}, "b": [7] * 1_000, "c": [[8]] * 500}
+    assert parse_json(json.dumps(body, separators=(",", ":")).encode()) == body
 
 
 @pytest.mark.parametrize(
@@ -496,8 +546,30 @@ def test_min_tokens_of_which_none_could_be_chosen_are_refused(server: ParrotServ
 
 
 def test_another_model_is_404(server: ParrotServer) -> None:
-    assert error_of(server.complete("a", model="gpt-5"), 404)["code"] == "model_not_found"
+    error = error_of(server.complete("a", model="gpt-5"), 404)
+    assert error["code"] == "model_not_found"
+    assert error["message"] == "the model 'gpt-5' is not served here; send 'parrot' or 'alias', or no model"
     assert server.complete("a", model="alias")[1]["model"] == "alias"
+
+
+def test_the_error_about_a_model_names_no_more_than_can_be_read() -> None:
+    accepted = Accepted(tuple(f"model-{i}" for i in range(30)), VOCAB, 1024)
+    with pytest.raises(ModelUnknown) as caught:
+        check_model("x" * 1000, accepted)
+    message = str(caught.value)
+    assert "'model-0' or 'model-1'" in message
+    assert "'model-7' (22 more are listed by /v1/models), or no model" in message
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("fields", "n"), [({"best_of": 3}, 1), ({"best_of": 3, "n": 2}, 2), ({"best_of": 3, "n": 4}, 4)]
+)
+def test_best_of_that_is_not_n_is_refused_with_the_numbers(server: ParrotServer, fields: Any, n: int) -> None:
+    error = error_of(server.complete("a", **fields))
+    assert (error["param"], error["code"]) == ("best_of", "unsupported_field")
+    assert f"best_of is 3 and n is {n}, " in error["message"]
+    assert "set n to 3" in error["message"]
 
 
 def test_stop_token_ids_and_ignore_eos(server: ParrotServer) -> None:

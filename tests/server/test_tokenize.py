@@ -78,6 +78,31 @@ def test_what_cannot_be_tokenized_is_refused_by_name(server: ParrotServer, field
     assert (status, answer["error"]["param"]) == (400, param)
 
 
+USER = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said", "code"),
+    [
+        ({}, "there is nothing to tokenize; ", "missing_field"),
+        ({"prompt": None, "model": "parrot"}, "there is nothing to tokenize; ", "missing_field"),
+        ({"prompt": "a", "messages": [USER]}, "prompt and messages are given together; ", "conflicting_fields"),
+        ({"prompt": "", "messages": []}, "prompt and messages are given together; ", "conflicting_fields"),
+    ],
+)
+def test_one_source_of_tokens_must_be_given(server: ParrotServer, fields: dict[str, Any], said: str, code: str) -> None:
+    _, answer = tokenize(server, **fields)
+    assert answer["error"]["message"].startswith(f"{said}send either prompt, a text, or messages, a conversation")
+    assert (answer["error"]["code"], answer["error"]["param"]) == (code, "prompt")
+    assert tokenize(server, prompt="a", messages=None)[0] == 200
+
+
+def test_a_source_besides_tgis_is_refused_in_its_dialect(server: ParrotServer) -> None:
+    status, answer = tokenize(server, inputs="a", messages=[USER])
+    assert (status, answer["error_type"]) == (422, "validation")
+    assert answer["error"].startswith("messages and inputs are given together; send either")
+
+
 @pytest.mark.parametrize("fields", [{"inputs": 7}, {"inputs": "a", "prompt": "b"}, {"inputs": "x" * 300_000}])
 def test_tgis_body_gets_tgis_errors(server: ParrotServer, fields: Any) -> None:
     status, answer = tokenize(server, **fields)

@@ -108,9 +108,17 @@ def _choose(names: list[str], entries: list[Entry]) -> list[Entry]:
         else:
             found = [one for one in entries if one.name == name] or _by_prefix(name, entries)
         if not found:
-            raise ConfigError(f"there is no {name!r} in the cache; `everystop cache ls` lists what there is")
+            raise ConfigError(f"{_why_none(name, entries)}; `everystop cache ls` lists what there is")
         chosen |= dict.fromkeys(found)
     return list(chosen)
+
+
+def _why_none(name: str, entries: list[Entry]) -> str:
+    num_longer = sum(entry.name.startswith(name) for entry in entries)
+    if not num_longer:
+        return f"there is no {name!r} in the cache"
+    begins = f"{num_longer} names begin" if num_longer > 1 else "one name begins"
+    return f"{begins} with {name!r}; give at least {MIN_PREFIX} letters of it"
 
 
 def _by_prefix(name: str, entries: list[Entry]) -> list[Entry]:

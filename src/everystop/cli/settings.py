@@ -159,18 +159,26 @@ def make_config(arguments: argparse.Namespace, environment: Mapping[str, str] = 
 
 def given_values(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The fields of `Config` that flags, environment or file set; raises `ConfigError` as `make_config`."""
-    values: dict[str, Any] = {}
     path = getattr(arguments, "config", None) or environment.get(f"{ENVIRONMENT_PREFIX}CONFIG")
-    if path:
-        values |= read_file(Path(path))
-    values |= read_environment(environment)
-    given = vars(arguments)
-    values |= {
-        name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if is_set(name, value)
+    in_file = read_file(Path(path)) if path else {}
+    in_environment = read_environment(environment)
+    given = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(arguments).items()
+        if is_set(name, value)
     }
+    values = in_file | in_environment | given
+
+    def source(name: str) -> str:
+        if name in given:
+            return f"--{name}"
+        return f"{ENVIRONMENT_PREFIX}{name.upper()}" if name in in_environment else f"{name} in {path}"
+
     for name in ("host", "port"):
         if name in values and values.get("uds") is not None:
-            raise ConfigError(f"--uds and --{name} are both given, but a server listens at one place; leave one out")
+            raise ConfigError(
+                f"{source('uds')} and {source(name)} are both given, but a server listens at one place; leave one out"
+            )
     return values
 
 

@@ -12,13 +12,23 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 from everystop.core.errors import RequestError, UnsupportedField
 
 Reader = Callable[[str, Any], Any]
 _MAX_ECHO = 60
-_short = reprlib.Repr()
+
+
+class _Short(reprlib.Repr):
+    """Shortens without sorting the keys of an object, of which there may be very many."""
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
+
+
+_short = _Short()
 _TOKEN_ID = re.compile("(0|[1-9][0-9]{0,9})")  # one spelling a number: two keys must not mean one token
 _short.maxstring = _short.maxother = _short.maxlong = _MAX_ECHO
 

@@ -11,6 +11,7 @@ from everystop.core.request import SamplingParams
 from everystop.model.messages import MESSAGES_SCHEMA, read_messages
 from everystop.server import fields
 from everystop.server.fields import Effect, Field, wrong
+from everystop.server.truncation import AS_MANY_AS_FIT
 
 MAX_N = 128
 MAX_PROMPTS = 1024
@@ -53,6 +54,17 @@ def _read_prompt_ids(name: str, value: Any) -> tuple[int, ...]:
     if type(value) is not list or not value or any(type(token) is not int for token in value):
         raise wrong(name, value, "made of lists of token ids that are not empty")
     return tuple(value)
+
+
+def _length_kept(high: float) -> Field:
+    """A whole number from 1 to `high`, or AS_MANY_AS_FIT."""
+
+    def read(name: str, value: Any) -> int:
+        if type(value) is not int or not (value == AS_MANY_AS_FIT or 1 <= value <= high):
+            raise wrong(name, value, f"a whole number from 1 to {high}, or {AS_MANY_AS_FIT} for as many as fit")
+        return value
+
+    return Field(read, {"anyOf": [{"enum": [AS_MANY_AS_FIT]}, fields.within(1, high).schema]})
 
 
 _PROMPT_IDS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
@@ -107,9 +119,9 @@ COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
         "without it as many as fit, or as the model's files say; 0 only with `echo` or `prompt_logprobs`"
     ),
     "stream": fields.boolean().described("server-sent events, at least one a token"),
-    "stream_options": fields.table(STREAM_OPTION_FIELDS).described("only with `stream`"),
+    "stream_options": fields.table(STREAM_OPTION_FIELDS).described("only with `stream`, unless all are `false`"),
     "stream_interval": fields.integer(1, MAX_STREAM_INTERVAL).described(
-        "tokens in one chunk of a stream; the first comes at once"
+        "tokens in one chunk of a stream; the first comes at once; more than 1 only with `stream`"
     ),
     "spaces_between_special_tokens": fields.boolean().described(
         "false: nothing is put between control tokens, as always; true only where they are not shown"
@@ -145,7 +157,7 @@ COMMON_FIELDS: dict[str, Field] = PARAMETER_FIELDS | {
         "`logprobs`, which must be asked for, name tokens as `token_id:7`"
     ),
     "return_token_ids": fields.boolean().described("`prompt_token_ids`, and `token_ids` of each choice or chunk"),
-    "truncate_prompt_tokens": fields.within(-1, RANGES["max_tokens"][1]).described(
+    "truncate_prompt_tokens": _length_kept(RANGES["max_tokens"][1]).described(
         "at most so many tokens of the prompt are kept; -1: as many as fit"
     ),
     "truncation_side": fields.one_of("left", "right").described(

@@ -20,6 +20,7 @@ from everystop.server.wishes import NO_WISHES, Wishes, check_sequences, num_scor
 
 MAX_SEQUENCES = 1024
 MAX_USER_CHARS = 256
+MAX_LISTED = 8  # names of models in an error
 ANY_MODEL = ("tgi", "dummy")  # what clients of TGI name a model for which they have no name
 
 
@@ -177,8 +178,18 @@ def check_model(model: str | None, accepted: Accepted) -> str:
     if model is None or (model in ANY_MODEL and model not in accepted.model_names):
         return accepted.model_names[0]
     if model not in accepted.model_names:
-        raise ModelUnknown(f"the model {model!r} is not served here; {accepted.model_names[0]!r} is", param="model")
+        raise ModelUnknown(
+            f"the model {fields.echo(model)} is not served here; send {_listed(accepted.model_names)}, or no model",
+            param="model",
+        )
     return model
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """The names to choose from, as many as can be read."""
+    listed = " or ".join(map(repr, names[:MAX_LISTED]))
+    num_left = len(names) - MAX_LISTED
+    return f"{listed} ({num_left:,} more are listed by /v1/models)" if num_left > 0 else listed
 
 
 def _read_priority(values: dict[str, Any], accepted: Accepted) -> int:
@@ -205,5 +216,11 @@ def _read_user(values: dict[str, Any], accepted: Accepted) -> str:
 
 
 def _check_best_of(values: dict[str, Any]) -> None:
-    if values.get("best_of", values.get("n", 1)) != values.get("n", 1):
-        raise UnsupportedField("best_of", "best_of is not supported unless it equals n")
+    n = values.get("n", 1)
+    best_of = values.get("best_of", n)
+    if best_of != n:
+        raise UnsupportedField(
+            "best_of",
+            f"best_of is {best_of} and n is {n}, but no choices are made beyond those that are sent; set n to "
+            f"{best_of} to get them all, or leave best_of out",
+        )

@@ -32,6 +32,8 @@ Work = Callable[[ServedModel, bytes, Scope], bytes]
 _ANY_TEXT = fields.string(2**31).read
 _CHAT_NAMES = ("model", "messages", "add_generation_prompt", "continue_final_message", "add_special_tokens", "tools",
                "chat_template_kwargs")  # fmt: skip
+_SOURCES = ("prompt", "messages", "inputs")
+_ONE_SOURCE = "send either prompt, a text, or messages, a conversation (TGI's clients: inputs, a text)"
 TOKENIZE_FIELDS: dict[str, Field] = {
     "model": COMPLETION_FIELDS["model"],
     "prompt": Field(_ANY_TEXT, {"type": "string"}),
@@ -92,10 +94,21 @@ def _json(answer: bytes) -> Response:
 def tokenize(model: ServedModel, body: bytes, scope: Scope) -> bytes:
     """The answer to a body of either dialect, which is noted in `scope` for what may go wrong; raises RequestError."""
     given = json_body.parse_json(body)
-    if given.get("inputs") is None:
-        return msgspec.json.encode(_vllm_tokens(model, given))
-    scope["dialect"] = Dialect.TGI
-    return msgspec.json.encode(_tgi_tokens(model, given))
+    is_tgi = given.get("inputs") is not None
+    if is_tgi:
+        scope["dialect"] = Dialect.TGI
+    _check_source(given)
+    return msgspec.json.encode(_tgi_tokens(model, given) if is_tgi else _vllm_tokens(model, given))
+
+
+def _check_source(given: Mapping[str, Any]) -> None:
+    """Refuse a body without anything to be tokenized, or with several."""
+    named = [name for name in _SOURCES if given.get(name) is not None]
+    if not named:
+        raise RequestError(f"there is nothing to tokenize; {_ONE_SOURCE}", param="prompt", code="missing_field")
+    if len(named) > 1:
+        message = f"{' and '.join(named)} are given together; {_ONE_SOURCE}"
+        raise RequestError(message, param=named[0], code="conflicting_fields")
 
 
 def detokenize(model: ServedModel, body: bytes, _scope: Scope) -> bytes:

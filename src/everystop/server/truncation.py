@@ -36,10 +36,11 @@ class Truncation:
 def read_truncation(values: Mapping[str, Any]) -> Truncation | None:
     """Of a body's fields; None where nothing may be cut. Raises RequestError."""
     num_tokens: int | None = values.get("truncate_prompt_tokens")
+    keeps_end = values.get("truncation_side", "left") == "left"
     if num_tokens is not None:
-        return Truncation(num_tokens, keeps_end=values.get("truncation_side", "left") == "left")
-    if "truncation_side" in values:
+        return Truncation(num_tokens, keeps_end)
+    if not keeps_end:
         raise RequestError(
-            "truncation_side needs truncate_prompt_tokens", param="truncation_side", code="conflicting_fields"
+            'truncation_side = "right" needs truncate_prompt_tokens', param="truncation_side", code="conflicting_fields"
         )
     return None

@@ -37,8 +37,9 @@ def read_wishes(values: Mapping[str, Any], *, logprobs: int | None, gives_metric
     RequestError for what cannot be given.
     """
     stream, options = values.get("stream", False), values.get("stream_options", {})
-    for name in ("stream_options", "stream_interval"):
-        if name in values and not stream:
+    interval: int = values.get("stream_interval", 1)
+    for name, is_asked in (("stream_options", any(options.values())), ("stream_interval", interval != 1)):
+        if is_asked and not stream:
             raise RequestError(f"{name} needs stream = true", param=name, code="conflicting_fields")
     if "prompt_logprobs" in values and stream:
         raise RequestError(
@@ -67,7 +68,7 @@ def read_wishes(values: Mapping[str, Any], *, logprobs: int | None, gives_metric
         metrics=values.get("include_metrics", gives_metrics),
         timings=values.get("timings_per_token", False),
         tier="service_tier" in values,
-        interval=values.get("stream_interval", 1),
+        interval=interval,
         echo=values.get("echo", False),
         prompt_logprobs=values.get("prompt_logprobs"),
         token_ids=values.get("return_token_ids", False),
