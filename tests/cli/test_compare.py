@@ -179,6 +179,7 @@ def test_requests_that_fail_are_counted_and_end_with_1(compare: Command, capsys:
         (["--trace", "t.csv", "--workload-seed", "3"], "no effect on a file"),
         (["--trace", "t.csv", "--clients", "3", "--dilate-time", "2"], "no effect with --clients"),
         (["--clients", "0"], "at least 1"),
+        (["--clients", "1000000000"], "--clients is 1,000,000,000; it must be at least 1, and at most 100,000"),
         (["--slo-ttft-ms", "-3"], "--slo-ttft-ms is -3"),
         (["--seed", "3"], "no effect on greedy"),
         (["--temperature", "-1"], "must be 0 to 100"),
@@ -193,6 +194,7 @@ def test_requests_that_fail_are_counted_and_end_with_1(compare: Command, capsys:
         (["--extra", "{}"], "--extra: only for a server"),
         (["--url", "http://127.0.0.1:1", "--extra", "{"], "--extra is no JSON"),
         (["--url", "http://127.0.0.1:1", "--extra", "[1]"], "must be a JSON object"),
+        (["--url", "http://127.0.0.1:1", "--extra", "[" * 100_000], "--extra is nested too deeply"),
         (["--url", "http://127.0.0.1:1", "--extra", '{"stream": false, "n": 2}'], "sets n, stream, which"),
         (["--url", "ftp://127.0.0.1:1"], "must be like http://"),
         (["--url", "http://127.0.0.1:99999"], "a port up to 65,535"),
@@ -221,7 +223,17 @@ def test_a_damaged_workload_is_named_with_its_line(capsys: pytest.CaptureFixture
         (head + '{"prompt": [1.5], "max_tokens": 1}\n', "line 2: the prompt must hold"),
         (head + '{"prompt": [1], "max_tokens": 0}\n', "line 2: max_tokens is 0"),
         (head + '{"prompt": [1], "max_tokens": 1, "at_s": -1}\n', "line 2: at_s is -1"),
-        (head + '{"prompt": [1], "max_tokens": 1, "unknown": 1}\n', "unknown"),
+        (
+            head + '{"prompt": [1], "max_tokens": 1, "foo": 1}\n',
+            "w.jsonl, line 2: unknown field 'foo'; a request has prompt, max_tokens, group, at_s, ignore_eos, tenant, ",
+        ),
+        ("[" * 200_000, "line 1: not a request: lists or objects are nested too deeply"),
+        (head + "[" * 200_000, "line 2: not a request: lists or objects are nested too deeply"),
+        (head + "{\n", "line 2: not JSON: Expecting property name .* at column 2"),
+        (
+            '{"workload": "w", "num_clients": 1000000000}\n{"prompt": [1], "max_tokens": 1}\n',
+            "line 1: num_clients is 1,000,000,000; at most 100,000 can send; write a smaller number",
+        ),
         ('{"workload": "w", "num_clients": 0}\n{"prompt": [1], "max_tokens": 1}\n', "num_clients is 0"),
     ):
         Path("w.jsonl").write_text(text)

@@ -210,10 +210,11 @@ def test_a_report_is_drawn_again_from_its_folder(
     redraw([str(tmp_path)])
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
     assert "continuous finished in" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    (tmp_path / "report.json").write_text("[]")
-    with pytest.raises(SystemExit, match="1"):
-        redraw([str(tmp_path)])
-    assert "report.json is no report of everystop compare" in capsys.readouterr().err
+    for damaged in ("[]", "[" * 200_000):
+        (tmp_path / "report.json").write_text(damaged)
+        with pytest.raises(SystemExit, match="1"):
+            redraw([str(tmp_path)])
+        assert "report.json is no report of everystop compare" in capsys.readouterr().err
 
 
 def test_the_picture_of_the_readme_names_what_it_shows(comparison: Comparison, tmp_path: Path) -> None:
