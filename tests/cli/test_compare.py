@@ -14,7 +14,7 @@ from tests.core.hash_model import HashModelRunner
 from tests.trial.fake_server import HEAD, LAST_CHUNK, ending, event, fake_server, in_chunks, whole_answer
 from tests.trial.stand import make_engine, make_runner, stragglers
 
-from everystop import cli
+from everystop import cli, scheduling
 from everystop.cli.compare import command
 from everystop.config import Config
 from everystop.engine.engine import Engine
@@ -38,7 +38,8 @@ class FakeBench:
 
     def engine(self, config: Config) -> Engine:
         FakeBench.configs.append(config)
-        return make_engine(self._runner, config.policy, max_num_seqs=config.max_num_seqs)
+        wait_ms = scheduling.batch_wait_ms(config)
+        return make_engine(self._runner, config.policy, max_num_seqs=config.max_num_seqs, batch_wait_ms=wait_ms)
 
     def describe(self) -> dict[str, Any]:
         return {"model_id": "hash"}
@@ -84,6 +85,7 @@ def test_a_workload_is_run_in_turns_and_reported(compare: Command, capsys: pytes
     assert data["settings"]["model_id"] == "hash"
     assert data["settings"]["command"].endswith("--max-num-seqs 4")
     assert data["settings"]["flags"] == {"max_num_seqs": 4}
+    assert data["settings"]["batch_wait_ms"] == {"static": 50}
     shown = capsys.readouterr()
     assert "continuous against static" in shown.out
     assert "report.json, report.html" in shown.err
@@ -122,6 +124,48 @@ def test_an_option_of_one_policy_reaches_that_one(compare: Command) -> None:
     compare("--workload", "w.jsonl", "--policies", "static,fair-prefix", "--fair-quantum", "99", "--batch-wait-ms", "7")
     found = {(config.policy, config.fair_quantum, config.batch_wait_ms) for config in FakeBench.configs}
     assert found == {("static", None, 7), ("fair-prefix", 99, None)}
+
+
+ONE = '{"workload": "one", "num_clients": 1}\n{"prompt": [1, 2, 3], "max_tokens": 1}\n'
+
+
+def test_waiting_for_company_is_not_reported_as_a_gain_alone(
+    compare: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("w.jsonl").write_text(ONE)
+    data = compare("--workload", "w.jsonl")
+    waits = data["by_policy"]["static"]["batch_wait"]
+    assert waits["num_batches"] == 2
+    assert waits["median_ms"] >= 50
+    assert data["by_policy"]["continuous"]["batch_wait"]["num_batches"] == 0
+    shown = capsys.readouterr().out
+    said = "static waited for company before 2 batches, "
+    method = "static waits up to 50 ms for a batch to fill"
+    page = Path("out/report.html").read_text()
+    for text in (shown, page):
+        assert said in text
+        assert "(--batch-wait-ms 50): time in which it computed nothing" in text
+        assert method in text
+    assert shown.index(said) < shown.index("better")
+    assert page.index(said) < page.index("continuous finished")
+
+
+def test_a_batch_wait_of_nothing_is_stated_and_not_remarked_on(
+    compare: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("w.jsonl").write_text(ONE)
+    data = compare("--workload", "w.jsonl", "--batch-wait-ms", "0")
+    assert data["settings"]["batch_wait_ms"] == {"static": 0}
+    assert data["by_policy"]["static"]["batch_wait"]["num_batches"] == 0
+    shown = capsys.readouterr().out
+    assert "waited for company" not in shown
+    assert "static waits up to 0 ms for a batch to fill" in shown
+
+
+def test_policies_that_never_wait_have_no_batch_wait(compare: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    data = compare("--workload", "w.jsonl", "--policies", "continuous,shortest", "--repeats", "1")
+    assert data["settings"]["batch_wait_ms"] == {}
+    assert "a batch to fill" not in capsys.readouterr().out
 
 
 def test_a_file_made_for_serve_will_do(compare: Command) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
+from everystop.observe.batch_wait import batch_wait_remarks, batch_wait_setting
 from everystop.observe.comparison import Comparison
 from everystop.observe.gains import Gain, gains, headline, measures
 from everystop.observe.ratios import METHOD, Ratio
@@ -109,6 +110,8 @@ def _alarms(comparison: Comparison) -> Iterator[str]:
     if comparison.num_errors:
         yield f"ERRORS: {comparison.num_errors} requests failed, over all runs; no figure counts them. Such as:"
         yield from _first_errors(comparison)
+    for remark in batch_wait_remarks(comparison):
+        yield f"NOTE: {remark}"
 
 
 def _remarks(comparison: Comparison) -> Iterator[str]:
@@ -121,6 +124,8 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
         yield f"Not compared: {equality.num_uncompared} requests, which failed in some run."
     if comparison.policies[1:]:
         yield f"Intervals: {METHOD}."
+    if wait := batch_wait_setting(comparison):
+        yield f"Batch wait: {wait}."
 
 
 def _first_errors(comparison: Comparison) -> list[str]:

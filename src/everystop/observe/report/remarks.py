@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
+from everystop.observe.batch_wait import SETTING, batch_wait_remarks, batch_wait_setting
 from everystop.observe.bench_keys import arrival_lags_s
 from everystop.observe.comparison import Comparison
 from everystop.observe.comparison_text import NOT_SEEN
@@ -88,6 +89,7 @@ def alarms(comparison: Comparison, no_pictures: str) -> Iterator[str]:
     if comparison.num_errors:
         first = next(line.error for run in comparison.runs for line in run.requests if line.error is not None)
         yield f"{comparison.num_errors} requests failed, over all runs; no figure counts them. The first: {first}"
+    yield from batch_wait_remarks(comparison)
     if any(run.history is None for run in comparison.runs):
         yield NOT_SEEN
     if no_pictures:
@@ -117,7 +119,11 @@ def method(comparison: Comparison) -> Iterator[tuple[str, str]]:
     if lags:
         late = f"from due to sent: median {in_time(median(lags))}, at most {in_time(max(lags))}"
         yield "client lag", f"{late}, over {counted(len(lags), 'timed request')}"
+    if wait := batch_wait_setting(comparison):
+        yield "batch wait", wait
     for name, value in comparison.settings.items():
+        if name == SETTING:
+            continue
         yield name.replace("_", " "), _setting(value)
 
 
