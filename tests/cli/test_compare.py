@@ -126,6 +126,23 @@ def test_an_option_of_one_policy_reaches_that_one(compare: Command) -> None:
     assert found == {("static", None, 7), ("fair-prefix", 99, None)}
 
 
+def test_a_comparison_that_served_nothing_has_no_headline(compare: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = (json.dumps({**job.to_dict(), "max_tokens": 10**9}) for job in stragglers().jobs)
+    Path("w.jsonl").write_text("\n".join([json.dumps({"workload": "x", "num_clients": 8}), *jobs]))
+    data = compare("--workload", "w.jsonl", code=1)
+    assert data["num_errors"] == 32
+    assert all(gain["times_better"] is None for gain in data["ratios"]["continuous"])
+    shown, page = capsys.readouterr().out, Path("out/report.html").read_text()
+    for policy in ("static", "continuous"):
+        assert f"NOTHING WAS SERVED under {policy}: all 16 requests failed, over all its runs." in shown
+        assert f"Nothing was served under {policy}: all 16 requests failed, over all its runs. 16 × " in page
+    assert "16 × " in shown
+    assert "better" not in shown
+    assert "finished in" not in page
+    assert "the same work was done" not in page
+    assert "there are no outputs to compare" in page
+
+
 ONE = '{"workload": "one", "num_clients": 1}\n{"prompt": [1, 2, 3], "max_tokens": 1}\n'
 
 

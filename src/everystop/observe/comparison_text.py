@@ -11,6 +11,7 @@ from everystop.observe.comparison import Comparison
 from everystop.observe.gains import Gain, gains, headline, measures
 from everystop.observe.ratios import METHOD, Ratio
 from everystop.observe.slot_use import USES, expected_occupancy, slot_use
+from everystop.observe.wording import failures
 from everystop.words import in_time
 
 NOT_SEEN = (
@@ -22,10 +23,13 @@ NOT_SEEN = (
 def describe_comparison(comparison: Comparison) -> str:
     """Headline, table, and what must be known to read them."""
     lines = [*_heading(comparison), *_alarms(comparison), ""]
-    for policy in comparison.policies[1:]:
-        lines += [*_headline(comparison, policy), ""]
-    lines += [*_table(comparison), ""]
-    lines += _slots(comparison)
+    if comparison.policies[0] in comparison.served:
+        for policy in comparison.policies[1:]:
+            if policy in comparison.served:
+                lines += [*_headline(comparison, policy), ""]
+    if comparison.served:
+        lines += [*_table(comparison), ""]
+        lines += _slots(comparison)
     lines += _remarks(comparison)
     return "\n".join(lines)
 
@@ -107,7 +111,12 @@ def _alarms(comparison: Comparison) -> Iterator[str]:
         some = ", ".join(map(str, different[:10])) + (", …" if len(different) > 10 else "")
         yield f"OUTPUTS DIFFER: {len(different)} requests had not the same output in all runs ({some});"
         yield "the runs did not do the same work, and no ratio means anything."
-    if comparison.num_errors:
+    for policy in comparison.policies:
+        if policy not in comparison.served and (errors := comparison.errors(policy)):
+            num = sum(num for _, num in errors)
+            yield f"NOTHING WAS SERVED under {policy}: all {num:,} requests failed, over all its runs."
+            yield f"  {failures(errors)}"
+    if comparison.num_errors and comparison.served:
         yield f"ERRORS: {comparison.num_errors} requests failed, over all runs; no figure counts them. Such as:"
         yield from _first_errors(comparison)
     for remark in batch_wait_remarks(comparison):
