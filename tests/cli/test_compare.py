@@ -334,6 +334,17 @@ def test_a_server_is_measured_from_its_clients_side(
     assert "secret" not in Path("out/report.json").read_text()
 
 
+def test_a_report_takes_the_place_of_an_older_one(compare: Command) -> None:
+    """The pictures of slots that an engine had would lie beside the report of a server, which shows none."""
+    Path("out").mkdir()
+    old = ("slots.svg", "slots-dark.png", "winners.png", "lengths-static-padded.svg", "slot-time-dark.svg")
+    for name in (*old, "notes.txt"):
+        Path("out", name).touch()
+    with fake_server(whole_answer) as server:
+        compare("model-x", "--url", server.url, "--workload", "w.jsonl", "--repeats", "1")
+    assert {path.name for path in Path("out").iterdir()} == {"report.json", "report.html", "notes.txt"}
+
+
 def test_a_server_that_takes_no_ids_is_asked_by_text_or_chat(
     compare: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,15 @@ from everystop.observe.comparison import Comparison
 from everystop.observe.report.drawing import colour_of, nice_step
 from everystop.observe.report.grammar import DARK, INLINE, INLINE_NAMES, LIGHT, LOOKS, strokes
 from everystop.observe.report.inline_svg import inline_svg
-from everystop.observe.report.pictures import NARROW, draw_all, pictures, twin_slot_chart, write_files
+from everystop.observe.report.pictures import (
+    ENDINGS,
+    NARROW,
+    draw_all,
+    pictures,
+    remove_files,
+    twin_slot_chart,
+    write_files,
+)
 from everystop.observe.report.remarks import caption
 from everystop.observe.report.request_pictures import changes, shown_rows, tally
 from everystop.observe.report.sheets import drawing_style
@@ -123,6 +131,20 @@ def test_the_same_comparison_gives_the_same_files(tmp_path: Path) -> None:
             assert b"#fe0" not in content.lower()
         else:
             assert content.startswith(b"\x89PNG")
+
+
+def test_files_of_an_older_comparison_are_known_by_their_names(
+    pair: Comparison, three: Comparison, tmp_path: Path
+) -> None:
+    """Also those that a comparison of other policies made; what anybody else has put there stays."""
+    made = {f"{name}{ending}" for comparison in (pair, three) for name in names(comparison) for ending in ENDINGS}
+    theirs = {"notes.txt", "slots.txt", "slots-old.png", "winners-mine.png", "hero.svg"}
+    for name in made | theirs:
+        (tmp_path / name).touch()
+    (tmp_path / "slots.png").unlink()
+    (tmp_path / "slots.png").mkdir()
+    remove_files(tmp_path, ("static", "static-padded", "shortest"))
+    assert {path.name for path in tmp_path.iterdir()} == theirs | {"slots.png"}
 
 
 def test_a_picture_in_a_page_follows_its_colours_and_keeps_its_words(pair: Comparison) -> None:

@@ -257,9 +257,10 @@ def command(words: Sequence[str]) -> str:
 
 
 def write(comparison: Comparison, folder: Path) -> list[str]:
-    """Write the report; returns the names of the files."""
-    from everystop.observe.report import write_report
+    """Write the report in place of an older one; returns the names of the files."""
+    from everystop.observe.report import remove_files, write_report
     from everystop.observe.report_data import report_data
 
+    remove_files(folder, POLICIES)
     (folder / "report.json").write_text(json.dumps(report_data(comparison)) + "\n", encoding="utf-8")
     return ["report.json", *(path.name for path in write_report(comparison, folder))]
