@@ -63,13 +63,15 @@ class Picture:
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
-    """The pictures that can be drawn of a comparison: without histories there are fewer."""
+    """The pictures that can be drawn of a comparison: without histories there are fewer, and none where nothing was
+    served, since who failed sooner has gained nothing.
+    """
     return list(_pictures(comparison))
 
 
 def _pictures(comparison: Comparison) -> Iterator[Picture]:
     runs = shown_runs(comparison)
-    if not runs:
+    if not runs or not comparison.served:
         return
     has_history = all(run.history is not None for run in runs)
     if has_history:
