@@ -186,7 +186,8 @@ def _plain_ticks(axes: Any, is_log: bool) -> None:
     ticker = matplotlib("ticker")
     width = size_px(axes)[0]
     if is_log:
-        axes.xaxis.set_major_locator(ticker.FixedLocator(log_ticks(*axes.get_xlim(), width)))
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(ticker.FixedLocator(log_ticks(low, high, width)))
         axes.xaxis.set_minor_locator(ticker.NullLocator())
         axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     else:
