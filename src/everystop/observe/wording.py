@@ -24,7 +24,7 @@ def counted(num: int, noun: str) -> str:
 
 def failures(errors: Sequence[tuple[str, int]]) -> str:
     """The most frequent messages, each with how often it came, and how many other ones there are."""
-    said = [f"{num:,} × {message}" for message, num in errors[:MAX_MESSAGES]]
+    said = [f"{message} ({times(num)})" for message, num in errors[:MAX_MESSAGES]]
     if len(errors) > MAX_MESSAGES:
         said.append(f"and {counted(len(errors) - MAX_MESSAGES, 'other message')}")
     return "; ".join(said)
