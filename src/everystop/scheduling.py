@@ -37,10 +37,15 @@ def scheduler_limits(config: Config, max_model_len: int) -> Limits:
     )
 
 
+def batch_wait_ms(config: Config) -> int:
+    """How long a static batch waits for company at most, under a policy that has such batches."""
+    return BATCH_WAIT_MS if config.batch_wait_ms is None else config.batch_wait_ms
+
+
 def policy_settings(config: Config) -> PolicySettings:
     """What `make_policy` takes beside the name; raises ConfigError for a file of tenants that cannot be used."""
     return PolicySettings(
-        batch_wait_ns=(BATCH_WAIT_MS if config.batch_wait_ms is None else config.batch_wait_ms) * NS_PER_MS,
+        batch_wait_ns=batch_wait_ms(config) * NS_PER_MS,
         ageing_ns=AGEING_NS if config.ageing is None else round(config.ageing * NS_PER_S),
         shares={name: _share(tenant) for name, tenant in tenants_of(config).by_name.items()},
         quantum=config.fair_quantum or QUANTUM,

@@ -54,6 +54,29 @@ def test_it_opens_without_a_network_and_everybody_can_use_it(
     assert shown == page
 
 
+WORDS_PX = """() => {
+  const sizes = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.closest("script, style")) continue;
+    const size = parseFloat(getComputedStyle(element).fontSize);
+    const turn = element instanceof SVGElement ? element.getScreenCTM() : null;
+    sizes.push([turn ? size * Math.hypot(turn.a, turn.b) : size, walker.currentNode.data.trim()]);
+  }
+  return sizes.sort((a, b) => a[0] - b[0]);
+}"""
+
+
+@pytest.mark.parametrize("width", [320, 390, 801, 1000, 1120, 1170, 1184, 1280])
+def test_no_words_are_smaller_than_12_pixels(open_page: Open, report: str, width: int) -> None:
+    """Where a picture has not that much room it can be moved sideways, and the page cannot."""
+    watched = open_page(report, width=width)
+    smallest, words = watched.page.evaluate(WORDS_PX)[0]
+    assert smallest >= 11.99, words
+    assert watched.page.evaluate("document.documentElement.scrollWidth") == width
+
+
 def test_without_javascript_all_is_there_but_the_buttons(open_page: Open, report: str) -> None:
     watched = open_page(report, java_script_enabled=False)
     assert watched.page.locator("svg:visible").count() == 7

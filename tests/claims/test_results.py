@@ -107,7 +107,9 @@ def test_results_are_kept_for_the_claims_that_are_not_measured_again(tmp_path: P
     assert "Number 1](#claim-1)" in (tmp_path / "claims.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"version": 99, "claims": {}}', '{"version": 1, "claims": {"0": {}}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[" * 200_000, '{"version": 99, "claims": {}}', '{"version": 1, "claims": {"0": {}}}']
+)
 def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "claims.json").write_text(text, encoding="utf-8")
     with pytest.raises(ResultsError, match=r"claims\.json is not what"):

@@ -14,7 +14,7 @@ from tests.core.hash_model import HashModelRunner
 from tests.trial.fake_server import HEAD, LAST_CHUNK, ending, event, fake_server, in_chunks, whole_answer
 from tests.trial.stand import make_engine, make_runner, stragglers
 
-from everystop import cli
+from everystop import cli, scheduling
 from everystop.cli.compare import command
 from everystop.config import Config
 from everystop.engine.engine import Engine
@@ -38,7 +38,8 @@ class FakeBench:
 
     def engine(self, config: Config) -> Engine:
         FakeBench.configs.append(config)
-        return make_engine(self._runner, config.policy, max_num_seqs=config.max_num_seqs)
+        wait_ms = scheduling.batch_wait_ms(config)
+        return make_engine(self._runner, config.policy, max_num_seqs=config.max_num_seqs, batch_wait_ms=wait_ms)
 
     def describe(self) -> dict[str, Any]:
         return {"model_id": "hash"}
@@ -84,6 +85,7 @@ def test_a_workload_is_run_in_turns_and_reported(compare: Command, capsys: pytes
     assert data["settings"]["model_id"] == "hash"
     assert data["settings"]["command"].endswith("--max-num-seqs 4")
     assert data["settings"]["flags"] == {"max_num_seqs": 4}
+    assert data["settings"]["batch_wait_ms"] == {"static": 50}
     shown = capsys.readouterr()
     assert "continuous against static" in shown.out
     assert "report.json, report.html" in shown.err
@@ -122,6 +124,66 @@ def test_an_option_of_one_policy_reaches_that_one(compare: Command) -> None:
     compare("--workload", "w.jsonl", "--policies", "static,fair-prefix", "--fair-quantum", "99", "--batch-wait-ms", "7")
     found = {(config.policy, config.fair_quantum, config.batch_wait_ms) for config in FakeBench.configs}
     assert found == {("static", None, 7), ("fair-prefix", 99, None)}
+
+
+def test_a_comparison_that_served_nothing_has_no_headline(compare: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = (json.dumps({**job.to_dict(), "max_tokens": 10**9}) for job in stragglers().jobs)
+    Path("w.jsonl").write_text("\n".join([json.dumps({"workload": "x", "num_clients": 8}), *jobs]))
+    data = compare("--workload", "w.jsonl", code=1)
+    assert data["num_errors"] == 32
+    assert all(gain["times_better"] is None for gain in data["ratios"]["continuous"])
+    shown, page = capsys.readouterr().out, Path("out/report.html").read_text()
+    for policy in ("static", "continuous"):
+        assert f"NOTHING WAS SERVED under {policy}: all 16 requests failed, over all its runs." in shown
+        assert f"Nothing was served under {policy}: all 16 requests failed, over all its runs. " in page
+    assert "(16 times)" in shown
+    assert "(16 times)" in page
+    assert "better" not in shown
+    assert "finished in" not in page
+    assert "the same work was done" not in page
+    assert "there are no outputs to compare" in page
+
+
+ONE = '{"workload": "one", "num_clients": 1}\n{"prompt": [1, 2, 3], "max_tokens": 1}\n'
+
+
+def test_waiting_for_company_is_not_reported_as_a_gain_alone(
+    compare: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("w.jsonl").write_text(ONE)
+    data = compare("--workload", "w.jsonl")
+    waits = data["by_policy"]["static"]["batch_wait"]
+    assert waits["num_batches"] == 2
+    assert waits["median_ms"] >= 50
+    assert data["by_policy"]["continuous"]["batch_wait"]["num_batches"] == 0
+    shown = capsys.readouterr().out
+    said = "static waited for company before 2 batches, "
+    method = "static waits up to 50 ms for a batch to fill"
+    page = Path("out/report.html").read_text()
+    for text in (shown, page):
+        assert said in text
+        assert "(--batch-wait-ms 50): time in which it computed nothing" in text
+        assert method in text
+    assert shown.index(said) < shown.index("better")
+    assert page.index(said) < page.index("continuous finished")
+
+
+def test_a_batch_wait_of_nothing_is_stated_and_not_remarked_on(
+    compare: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("w.jsonl").write_text(ONE)
+    data = compare("--workload", "w.jsonl", "--batch-wait-ms", "0")
+    assert data["settings"]["batch_wait_ms"] == {"static": 0}
+    assert data["by_policy"]["static"]["batch_wait"]["num_batches"] == 0
+    shown = capsys.readouterr().out
+    assert "waited for company" not in shown
+    assert "static waits up to 0 ms for a batch to fill" in shown
+
+
+def test_policies_that_never_wait_have_no_batch_wait(compare: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    data = compare("--workload", "w.jsonl", "--policies", "continuous,shortest", "--repeats", "1")
+    assert data["settings"]["batch_wait_ms"] == {}
+    assert "a batch to fill" not in capsys.readouterr().out
 
 
 def test_a_file_made_for_serve_will_do(compare: Command) -> None:
@@ -179,6 +241,7 @@ def test_requests_that_fail_are_counted_and_end_with_1(compare: Command, capsys:
         (["--trace", "t.csv", "--workload-seed", "3"], "no effect on a file"),
         (["--trace", "t.csv", "--clients", "3", "--dilate-time", "2"], "no effect with --clients"),
         (["--clients", "0"], "at least 1"),
+        (["--clients", "1000000000"], "--clients is 1,000,000,000; it must be at least 1, and at most 100,000"),
         (["--slo-ttft-ms", "-3"], "--slo-ttft-ms is -3"),
         (["--seed", "3"], "no effect on greedy"),
         (["--temperature", "-1"], "must be 0 to 100"),
@@ -193,6 +256,7 @@ def test_requests_that_fail_are_counted_and_end_with_1(compare: Command, capsys:
         (["--extra", "{}"], "--extra: only for a server"),
         (["--url", "http://127.0.0.1:1", "--extra", "{"], "--extra is no JSON"),
         (["--url", "http://127.0.0.1:1", "--extra", "[1]"], "must be a JSON object"),
+        (["--url", "http://127.0.0.1:1", "--extra", "[" * 100_000], "--extra is nested too deeply"),
         (["--url", "http://127.0.0.1:1", "--extra", '{"stream": false, "n": 2}'], "sets n, stream, which"),
         (["--url", "ftp://127.0.0.1:1"], "must be like http://"),
         (["--url", "http://127.0.0.1:99999"], "a port up to 65,535"),
@@ -221,7 +285,17 @@ def test_a_damaged_workload_is_named_with_its_line(capsys: pytest.CaptureFixture
         (head + '{"prompt": [1.5], "max_tokens": 1}\n', "line 2: the prompt must hold"),
         (head + '{"prompt": [1], "max_tokens": 0}\n', "line 2: max_tokens is 0"),
         (head + '{"prompt": [1], "max_tokens": 1, "at_s": -1}\n', "line 2: at_s is -1"),
-        (head + '{"prompt": [1], "max_tokens": 1, "unknown": 1}\n', "unknown"),
+        (
+            head + '{"prompt": [1], "max_tokens": 1, "foo": 1}\n',
+            "w.jsonl, line 2: unknown field 'foo'; a request has prompt, max_tokens, group, at_s, ignore_eos, tenant, ",
+        ),
+        ("[" * 200_000, "line 1: not a request: lists or objects are nested too deeply"),
+        (head + "[" * 200_000, "line 2: not a request: lists or objects are nested too deeply"),
+        (head + "{\n", "line 2: not JSON: Expecting property name .* at column 2"),
+        (
+            '{"workload": "w", "num_clients": 1000000000}\n{"prompt": [1], "max_tokens": 1}\n',
+            "line 1: num_clients is 1,000,000,000; at most 100,000 can send; write a smaller number",
+        ),
         ('{"workload": "w", "num_clients": 0}\n{"prompt": [1], "max_tokens": 1}\n', "num_clients is 0"),
     ):
         Path("w.jsonl").write_text(text)
@@ -259,6 +333,17 @@ def test_a_server_is_measured_from_its_clients_side(
     assert run.requests[0].request_id is None
     assert "clients were measured" in capsys.readouterr().out
     assert "secret" not in Path("out/report.json").read_text()
+
+
+def test_a_report_takes_the_place_of_an_older_one(compare: Command) -> None:
+    """The pictures of slots that an engine had would lie beside the report of a server, which shows none."""
+    Path("out").mkdir()
+    old = ("slots.svg", "slots-dark.png", "winners.png", "lengths-static-padded.svg", "slot-time-dark.svg")
+    for name in (*old, "notes.txt"):
+        Path("out", name).touch()
+    with fake_server(whole_answer) as server:
+        compare("model-x", "--url", server.url, "--workload", "w.jsonl", "--repeats", "1")
+    assert {path.name for path in Path("out").iterdir()} == {"report.json", "report.html", "notes.txt"}
 
 
 def test_a_server_that_takes_no_ids_is_asked_by_text_or_chat(

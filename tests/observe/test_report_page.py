@@ -210,10 +210,11 @@ def test_a_report_is_drawn_again_from_its_folder(
     redraw([str(tmp_path)])
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
     assert "continuous finished in" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    (tmp_path / "report.json").write_text("[]")
-    with pytest.raises(SystemExit, match="1"):
-        redraw([str(tmp_path)])
-    assert "report.json is no report of everystop compare" in capsys.readouterr().err
+    for damaged in ("[]", "[" * 200_000):
+        (tmp_path / "report.json").write_text(damaged)
+        with pytest.raises(SystemExit, match="1"):
+            redraw([str(tmp_path)])
+        assert "report.json is no report of everystop compare" in capsys.readouterr().err
 
 
 def test_the_picture_of_the_readme_names_what_it_shows(comparison: Comparison, tmp_path: Path) -> None:
@@ -264,8 +265,38 @@ def test_runs_in_which_nobody_boarded_are_reported_too(num_idle: int) -> None:
         for run in plain.runs[:num_idle]
     ]
     page = page_of(replace(plain, runs=(*idle, *plain.runs[num_idle:])))
-    assert f"{2 * num_idle} requests failed" in Reader(page).text
-    assert "nobody waits" in page
+    assert Reader(page).text.count("all 2 requests failed") == num_idle
+    assert ("nobody waits" in page) == (num_idle == 1)
+    assert ("<figure" in page) == (num_idle == 1)
+
+
+def test_a_policy_that_served_nothing_is_not_compared(comparison: Comparison) -> None:
+    """Its errors stand before the figures, the most frequent first; failing soon is no gain."""
+
+    def failed(line: RequestLine) -> RequestLine:
+        message = f"refused {line.index % 5 if line.index < 8 else 0}"
+        return replace(line, token_s=(), num_output_tokens=0, end_s=line.sent_s, error=message)
+
+    runs = tuple(
+        replace(run, duration_s=1e-6, requests=tuple(map(failed, run.requests))) if run.policy == "continuous" else run
+        for run in comparison.runs
+    )
+    text = Reader(render_page(replace(comparison, runs=runs), [])).text
+    assert "Nothing was served under continuous: all 48 requests failed, over all its runs. " in text
+    assert "refused 0 (30 times); " in text
+    assert "; and 2 other messages" in text
+    assert "continuous finished" not in text
+    assert "× better" not in text
+    data = report_data(replace(comparison, runs=runs))
+    assert all(gain["times_better"] is None for gain in data["ratios"]["continuous"])
+
+
+def test_nothing_is_said_of_how_long_failures_took() -> None:
+    plain = make_comparison(((24, 4, 0),), ("continuous",), num_repeats=1)
+    failed = tuple(replace(line, token_s=(), error="HTTP 500") for line in plain.runs[0].requests)
+    text = Reader(render_page(replace(plain, runs=(replace(plain.runs[0], requests=failed),)), [])).text
+    assert "HTTP 500 (once)" in text
+    assert "under continuous took" not in text
 
 
 def test_nothing_to_report_is_an_error(comparison: Comparison, tmp_path: Path) -> None:

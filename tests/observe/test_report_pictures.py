@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from tests.observe.report_runs import make_comparison, mixed
 
-from everystop.observe.comparison import Comparison
-from everystop.observe.report.drawing import colour_of, nice_step
+from everystop.observe.comparison import Comparison, Run
+from everystop.observe.report.drawing import colour_of, log_ticks, nice_step
 from everystop.observe.report.grammar import DARK, INLINE, INLINE_NAMES, LIGHT, LOOKS, strokes
 from everystop.observe.report.inline_svg import inline_svg
-from everystop.observe.report.pictures import NARROW, draw_all, pictures, twin_slot_chart, write_files
+from everystop.observe.report.pictures import (
+    ENDINGS,
+    NARROW,
+    draw_all,
+    pictures,
+    remove_files,
+    twin_slot_chart,
+    write_files,
+)
 from everystop.observe.report.remarks import caption
 from everystop.observe.report.request_pictures import changes, shown_rows, tally
 from everystop.observe.report.sheets import drawing_style
@@ -125,6 +135,20 @@ def test_the_same_comparison_gives_the_same_files(tmp_path: Path) -> None:
             assert content.startswith(b"\x89PNG")
 
 
+def test_files_of_an_older_comparison_are_known_by_their_names(
+    pair: Comparison, three: Comparison, tmp_path: Path
+) -> None:
+    """Also those that a comparison of other policies made; what anybody else has put there stays."""
+    made = {f"{name}{ending}" for comparison in (pair, three) for name in names(comparison) for ending in ENDINGS}
+    theirs = {"notes.txt", "slots.txt", "slots-old.png", "winners-mine.png", "hero.svg"}
+    for name in made | theirs:
+        (tmp_path / name).touch()
+    (tmp_path / "slots.png").unlink()
+    (tmp_path / "slots.png").mkdir()
+    remove_files(tmp_path, ("static", "static-padded", "shortest"))
+    assert {path.name for path in tmp_path.iterdir()} == theirs | {"slots.png"}
+
+
 def test_a_picture_in_a_page_follows_its_colours_and_keeps_its_words(pair: Comparison) -> None:
     with drawing_style():
         for picture in pictures(pair):
@@ -228,3 +252,43 @@ def test_words_and_outlines_stand_out(theme: object) -> None:
 
 def test_steps_of_axes_are_round() -> None:
     assert [nice_step(47, 9), nice_step(0.82, 9), nice_step(0)] == [10, 0.1, 1]
+
+
+@pytest.mark.parametrize("width", [200.0, 290.0, 500.0])
+@pytest.mark.parametrize("low", [1.1e-4, 2.3e-3, 0.0095, 0.99, 3.0])
+@pytest.mark.parametrize("times", [1.05, 1.9, 5.0, 31.0, 90.0, 1e3, 1e6])
+def test_a_log_axis_has_two_round_ticks_at_least_and_room_between(low: float, times: float, width: float) -> None:
+    ticks = log_ticks(low, low * times, width)
+    assert len(ticks) >= 2
+    assert all(low <= tick <= low * times for tick in ticks)
+    gaps = [width * math.log10(b / a) / math.log10(times) for a, b in pairwise(ticks)]
+    assert min(gaps) >= 28
+
+
+def test_ticks_of_a_log_axis_are_finer_where_the_range_is_short() -> None:
+    assert log_ticks(0.003, 0.2, 400) == [0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
+    assert log_ticks(0.001, 100, 400) == [0.001, 0.01, 0.1, 1, 10, 100]
+
+
+def test_log_axes_of_durations_are_labelled(pair: Comparison) -> None:
+    """Gaps of 9 ms to 320 ms, as under a long prompt, have but one power of ten among them."""
+    gap_s = (0.009, 0.32)
+
+    def stretched(run: Run) -> Run:
+        lines = tuple(
+            replace(line, token_s=(line.sent_s, line.sent_s + gap_s[0], line.sent_s + sum(gap_s)))
+            for line in run.requests
+        )
+        return replace(run, requests=lines)
+
+    wide = replace(pair, runs=tuple(map(stretched, pair.runs)))
+    [picture] = [each for each in pictures(wide) if each.name == "durations"]
+    with drawing_style():
+        for width in (picture.width, NARROW):
+            sheet = picture.draw(LIGHT, width)
+            sheet.figure.canvas.draw()
+            logs = [axes for axes in sheet.figure.axes if axes.get_xscale() == "log"]
+            assert logs
+            for axes in logs:
+                shown = [tick.get_text() for tick in axes.get_xticklabels() if tick.get_text()]
+                assert len(shown) >= 2, shown

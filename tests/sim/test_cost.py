@@ -44,6 +44,7 @@ def test_model_is_read_as_it_was_written(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "not JSON"),
+        ("[" * 200_000, "not JSON"),
         ("[]", "no cost model of version 1"),
         ('{"everystop_cost": 2}', "no cost model of version 1"),
         ('{"everystop_cost": 1, "tokens": 3}', "sets 'tokens'"),

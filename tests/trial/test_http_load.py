@@ -119,6 +119,13 @@ def test_each_client_has_one_request_at_a_time(num_clients: int) -> None:
     assert len(server.requests) == 16
 
 
+def test_clients_without_a_request_to_send_do_not_connect() -> None:
+    with fake_server(whole_answer) as server:
+        done = run_load(make_workload(2, 50_000), Target(url=server.url))
+    assert done.summary()["errors"] == 0
+    assert server.num_connections == 2
+
+
 def test_the_first_requests_are_sent_in_the_order_of_jobs() -> None:
     done = run(whole_answer, make_workload(8, 8))
     sent = [record.sent_s for record in done.records]

@@ -57,6 +57,11 @@ def test_every_request_has_its_tokens_times_and_trail(policy: str) -> None:
         assert trail.finish.num_output_tokens == line.num_output_tokens
 
 
+def test_clients_without_a_request_to_send_cost_no_time() -> None:
+    run = play(replace(stragglers(), num_clients=10**15))
+    assert all(line.error is None for line in run.requests)
+
+
 def test_a_digest_is_of_the_tokens_that_a_request_yields_alone() -> None:
     digests = {play(stragglers(), policy).requests[3].digest for policy in POLICIES}
     assert len(digests) == 1

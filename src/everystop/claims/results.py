@@ -47,7 +47,7 @@ def read_results(folder: Path) -> dict[int, Result]:
         return {int(number): _result(each) for number, each in data["claims"].items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ResultsError(
             f"{path} is not what `everystop claims` writes ({error}); remove it, or name another --out"
         ) from error

@@ -24,6 +24,7 @@ from everystop.config.rules import POLICY_OPTIONS, check_honoured
 from everystop.config.setting import KV_CACHE, MODEL, SCHEDULER
 from everystop.core.errors import ConfigError
 from everystop.core.policy import POLICIES, honouring
+from everystop.scheduling import batch_wait_ms
 
 if TYPE_CHECKING:
     from everystop.observe.comparison import Comparison, Run
@@ -208,7 +209,9 @@ def on_engine(
 
 
 def engine_settings(configs: Mapping[str, Config]) -> dict[str, Any]:
-    """What the engines were set to: what they have in common, and what is not left at its default."""
+    """What the engines were set to: what they have in common, what is not left at its default, and how long batches
+    wait where a policy has such.
+    """
     usual, found = Config(), {}
     for field in engine_fields():
         values = {policy: getattr(config, field.name) for policy, config in configs.items()}
@@ -216,8 +219,10 @@ def engine_settings(configs: Mapping[str, Config]) -> dict[str, Any]:
         if changed:
             found[field.name] = changed[0]
     first = next(iter(configs.values()))
+    waiting = [policy for policy in configs if policy in honouring(POLICY_OPTIONS["batch_wait_ms"])]
     return {
         "flags": found,
+        "batch_wait_ms": {policy: batch_wait_ms(configs[policy]) for policy in waiting},
         "max_num_seqs": first.max_num_seqs,
         "max_num_batched_tokens": first.max_num_batched_tokens,
         "block_size": first.block_size,
@@ -252,9 +257,10 @@ def command(words: Sequence[str]) -> str:
 
 
 def write(comparison: Comparison, folder: Path) -> list[str]:
-    """Write the report; returns the names of the files."""
-    from everystop.observe.report import write_report
+    """Write the report in place of an older one; returns the names of the files."""
+    from everystop.observe.report import remove_files, write_report
     from everystop.observe.report_data import report_data
 
+    remove_files(folder, POLICIES)
     (folder / "report.json").write_text(json.dumps(report_data(comparison)) + "\n", encoding="utf-8")
     return ["report.json", *(path.name for path in write_report(comparison, folder))]

@@ -82,9 +82,11 @@ def refuse_idle_options(arguments: argparse.Namespace) -> None:
 
 def with_clients(workload: Workload, num_clients: int | None) -> Workload:
     """The same requests from so many clients, at no set times; None changes nothing."""
+    from everystop.sim.workloads import MAX_CLIENTS
+
     if num_clients is None:
         return workload
-    if num_clients < 1:
-        raise ConfigError(f"--clients is {num_clients}; it must be at least 1")
+    if not 1 <= num_clients <= MAX_CLIENTS:
+        raise ConfigError(f"--clients is {num_clients:,}; it must be at least 1, and at most {MAX_CLIENTS:,}")
     jobs = tuple(dataclasses.replace(job, at_s=None) for job in workload.jobs)
     return dataclasses.replace(workload, num_clients=num_clients, jobs=jobs)

@@ -113,6 +113,8 @@ def parse_extra(text: str | None) -> dict[str, Any]:
         fields = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"--extra is no JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError("--extra is nested too deeply; give one object with the fields of a request") from None
     if not isinstance(fields, dict):
         raise ConfigError(f"--extra must be a JSON object with fields, not {text[:60]}")
     if own := sorted({"stream", "stream_options", "prompt", "messages", "n"} & set(fields)):

@@ -6,6 +6,7 @@ start. It knows who was sent when and when tokens came, never a text or a token.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -148,6 +149,16 @@ class Comparison:
     def num_errors(self) -> int:
         """Requests that ended with an error, over all runs."""
         return sum(len(run.requests) - len(run.good) for run in self.runs)
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The policies under which at least one request ended without an error."""
+        return tuple(policy for policy in self.policies if any(run.good for run in self.runs_of(policy)))
+
+    def errors(self, policy: str) -> list[tuple[str, int]]:
+        """What failed requests ended with and how often, over all runs of a policy, the most frequent first."""
+        lines = (line for run in self.runs_of(policy) for line in run.requests)
+        return Counter(line.error for line in lines if line.error is not None).most_common()
 
     def equality(self) -> Equality:
         """Whether each request had the same output under every policy and in every repeat."""

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
+from everystop.observe.batch_wait import batch_wait_remarks, batch_wait_setting
 from everystop.observe.comparison import Comparison
 from everystop.observe.gains import Gain, gains, headline, measures
 from everystop.observe.ratios import METHOD, Ratio
 from everystop.observe.slot_use import USES, expected_occupancy, slot_use
+from everystop.observe.wording import failures
 from everystop.words import in_time
 
 NOT_SEEN = (
@@ -21,10 +23,13 @@ NOT_SEEN = (
 def describe_comparison(comparison: Comparison) -> str:
     """Headline, table, and what must be known to read them."""
     lines = [*_heading(comparison), *_alarms(comparison), ""]
-    for policy in comparison.policies[1:]:
-        lines += [*_headline(comparison, policy), ""]
-    lines += [*_table(comparison), ""]
-    lines += _slots(comparison)
+    if comparison.policies[0] in comparison.served:
+        for policy in comparison.policies[1:]:
+            if policy in comparison.served:
+                lines += [*_headline(comparison, policy), ""]
+    if comparison.served:
+        lines += [*_table(comparison), ""]
+        lines += _slots(comparison)
     lines += _remarks(comparison)
     return "\n".join(lines)
 
@@ -106,9 +111,16 @@ def _alarms(comparison: Comparison) -> Iterator[str]:
         some = ", ".join(map(str, different[:10])) + (", …" if len(different) > 10 else "")
         yield f"OUTPUTS DIFFER: {len(different)} requests had not the same output in all runs ({some});"
         yield "the runs did not do the same work, and no ratio means anything."
-    if comparison.num_errors:
+    for policy in comparison.policies:
+        if policy not in comparison.served and (errors := comparison.errors(policy)):
+            num = sum(num for _, num in errors)
+            yield f"NOTHING WAS SERVED under {policy}: all {num:,} requests failed, over all its runs."
+            yield f"  {failures(errors)}"
+    if comparison.num_errors and comparison.served:
         yield f"ERRORS: {comparison.num_errors} requests failed, over all runs; no figure counts them. Such as:"
         yield from _first_errors(comparison)
+    for remark in batch_wait_remarks(comparison):
+        yield f"NOTE: {remark}"
 
 
 def _remarks(comparison: Comparison) -> Iterator[str]:
@@ -121,6 +133,8 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
         yield f"Not compared: {equality.num_uncompared} requests, which failed in some run."
     if comparison.policies[1:]:
         yield f"Intervals: {METHOD}."
+    if wait := batch_wait_setting(comparison):
+        yield f"Batch wait: {wait}."
 
 
 def _first_errors(comparison: Comparison) -> list[str]:

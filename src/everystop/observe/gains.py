@@ -63,7 +63,7 @@ def measures(comparison: Comparison) -> list[Measure]:
     """All that is compared; by group, too, where there are two to eight."""
     found = [
         Measure("output_throughput", "output tokens a second", _throughput, is_rate=True),
-        Measure("duration", "time for all requests", lambda run: run.duration_s),
+        Measure("duration", "time for all requests", _duration_s),
         *_latency("ttft", "TTFT", _ttft_s, (50, 95)),
         *_latency("itl", "ITL", _itl_s, (50, 99)),
         *_latency("tpot", "TPOT", _tpot_s, (95,)),
@@ -124,6 +124,11 @@ def _mean(values: Values, group: str | None, run: Run) -> float:
 
 def _percentile(values: Values, percent: int, run: Run) -> float:
     return percentile(values(run, None), percent)
+
+
+def _duration_s(run: Run) -> float:
+    """NaN where nothing was served: to fail soon is no gain."""
+    return run.duration_s if run.good else float("nan")
 
 
 def _throughput(run: Run) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from everystop.observe.batch_wait import batch_waits
 from everystop.observe.bench_keys import arrival_lags_s, bench_keys
 from everystop.observe.comparison import Comparison, Run, to_json
 from everystop.observe.distribution import distribution_ms
@@ -67,6 +68,7 @@ def _figures(comparison: Comparison, runs: Sequence[Run]) -> dict[str, Any]:
         **bench_keys(runs, comparison.settings),
         "expected_occupancy_static": expected_occupancy(runs[-1]),
         "slots": None if use is None else use.as_data(),
+        "batch_wait": None if use is None else batch_waits(runs).as_data(),
     }
 
 

@@ -1,12 +1,13 @@
-"""How explanations write counts and other requests."""
+"""How explanations and reports write counts, errors and other requests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 NameOf = Callable[[int], str | None]
 """The name of a request, or None for one that the reader may not see."""
 
+MAX_MESSAGES = 3
 ANOTHER = "another request"
 SIBLING = "its sibling"
 
@@ -19,6 +20,14 @@ def number_name(request_id: int) -> str:
 def counted(num: int, noun: str) -> str:
     """A number and its noun: 1 token, 2,000 tokens."""
     return f"{num:,} {noun}{'' if num == 1 else 's'}"
+
+
+def failures(errors: Sequence[tuple[str, int]]) -> str:
+    """The most frequent messages, each with how often it came, and how many other ones there are."""
+    said = [f"{message} ({times(num)})" for message, num in errors[:MAX_MESSAGES]]
+    if len(errors) > MAX_MESSAGES:
+        said.append(f"and {counted(len(errors) - MAX_MESSAGES, 'other message')}")
+    return "; ".join(said)
 
 
 def who(request_id: int, name_of: NameOf) -> str:

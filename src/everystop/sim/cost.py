@@ -83,7 +83,7 @@ class CostModel(StepTimeModel):
             ) from None
         except OSError as error:
             raise CostError(f"the cost model {path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CostError(f"the cost model {path} is not JSON: {error}") from error
         if not isinstance(table, dict) or table.pop("everystop_cost", None) != COST_VERSION:
             raise CostError(f"{path} is no cost model of version {COST_VERSION}; `everystop calibrate` writes one")

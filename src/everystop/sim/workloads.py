@@ -12,13 +12,14 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from everystop.core.durations import MAX_TARGET_MS, MIN_TARGET_MS
 from everystop.core.errors import EverystopError
 
 DEFAULT_SEED = 7
+MAX_CLIENTS = 100_000
 FIRST_ID, LAST_ID = 300, 20_000  # neither control tokens nor single bytes in the usual vocabularies
 
 
@@ -76,10 +77,10 @@ def read_workload(lines: Iterable[str]) -> Workload:
             continue
         try:
             if workload is None:
-                workload = _read_header(json.loads(line))
+                workload = _read_header(_decoded(line))
             else:
-                jobs.append(_read_job(json.loads(line)))
-        except (ValueError, TypeError) as error:
+                jobs.append(_read_job(_decoded(line)))
+        except ValueError as error:
             raise WorkloadError(f"line {number}: {error}") from None
     if workload is None or not jobs:
         raise WorkloadError("no requests: the first line names the workload, and each further line is one request")
@@ -88,19 +89,35 @@ def read_workload(lines: Iterable[str]) -> Workload:
     return Workload(workload.name, workload.num_clients, tuple(jobs))
 
 
+def _decoded(line: str) -> Any:
+    """The value of a line of JSON; raises ValueError."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("not a request: lists or objects are nested too deeply; a prompt is one flat list") from None
+
+
 def _read_header(plain: Any) -> Workload:
     """A workload without jobs; raises ValueError."""
     if not isinstance(plain, dict) or set(plain) != {"workload", "num_clients"}:
         raise ValueError('the first line must be {"workload": NAME, "num_clients": N}')
     if not isinstance(plain["workload"], str):
         raise ValueError(f"workload is {plain['workload']!r}; it must be text")
-    return Workload(plain["workload"], _whole(plain, "num_clients", 0), ())
+    num_clients = _whole(plain, "num_clients", 0)
+    if num_clients > MAX_CLIENTS:
+        raise ValueError(f"num_clients is {num_clients:,}; at most {MAX_CLIENTS:,} can send; write a smaller number")
+    return Workload(plain["workload"], num_clients, ())
 
 
 def _read_job(plain: Any) -> Job:
-    """One request; raises ValueError for what is wrong with it, TypeError for a field that there is not."""
+    """One request; raises ValueError for what is wrong with it."""
     if not isinstance(plain, dict) or not isinstance(plain.get("prompt"), list):
         raise ValueError("a request must be a JSON object with a prompt, a list of token ids")
+    known = [field.name for field in fields(Job)]
+    if unknown := [name for name in plain if name not in known]:
+        raise ValueError(f"unknown field {unknown[0]!r}; a request has {', '.join(known)}")
     job = Job(**plain | {"prompt": tuple(plain["prompt"]), "max_tokens": _whole(plain, "max_tokens", 1)})
     if not job.prompt or not all(type(token) is int and token >= 0 for token in job.prompt):
         raise ValueError("the prompt must hold at least one token id, all of them whole numbers from 0")

@@ -118,10 +118,11 @@ class Load:
 
     async def run(self) -> LoadRun:
         """Connect the clients, then start the clock and send."""
-        waiting = iter([i for i, job in enumerate(self._jobs) if job.at_s is None])
+        untimed = [i for i, job in enumerate(self._jobs) if job.at_s is None]
+        waiting = iter(untimed)
         timed = [i for i, job in enumerate(self._jobs) if job.at_s is not None]
         try:
-            connections = [await self._connect() for _ in range(self._run.num_clients)]
+            connections = [await self._connect() for _ in range(min(self._run.num_clients, len(untimed)))]
         except OSError as error:
             raise LoadError(
                 f"no server at {self._target.url}: {error.strerror or error}; start it, or correct the URL"

@@ -93,7 +93,7 @@ class EngineRun:
         try:
             with calm_interpreter():
                 self._start_ns = time.monotonic_ns()
-                for _ in range(self._num_clients):
+                for _ in range(min(self._num_clients, len(self._waiting))):  # nobody else has anything to send
                     self._send_next()
                 self._send_timed(0.0)
                 engine.start()

@@ -70,7 +70,7 @@ class VirtualRun:
 
     def play(self, policy: str, repeat: int) -> Run:
         """Run to the end."""
-        for _ in range(self._workload.num_clients):
+        for _ in range(min(self._workload.num_clients, len(self._waiting))):
             self._send_next()
         while self._num_over < len(self._workload.jobs):
             self._send_timed()

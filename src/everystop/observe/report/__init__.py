@@ -7,9 +7,9 @@ from pathlib import Path
 from everystop.observe.comparison import Comparison
 from everystop.observe.report.drawing import PictureError
 from everystop.observe.report.page import render_page
-from everystop.observe.report.pictures import Drawing, draw_all, write_files
+from everystop.observe.report.pictures import Drawing, draw_all, remove_files, write_files
 
-__all__ = ["PictureError", "write_report"]
+__all__ = ["PictureError", "remove_files", "write_report"]
 
 
 def write_report(comparison: Comparison, directory: Path) -> list[Path]:

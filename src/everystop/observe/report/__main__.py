@@ -27,7 +27,7 @@ def read_comparison(path: Path) -> Comparison:
     """The comparison in a report.json; raises OSError, and ValueError for a file that is none."""
     try:
         return from_json(json.loads(path.read_text(encoding="utf-8"))["comparison"])
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is no report of everystop compare: {error!r}") from None
 
 

@@ -23,6 +23,7 @@ from everystop.observe.report.drawing import (
     TITLE,
     colour_of,
     dress,
+    log_ticks,
     matplotlib,
     movable,
     nice_step,
@@ -183,13 +184,14 @@ def distribution(
 
 def _plain_ticks(axes: Any, is_log: bool) -> None:
     ticker = matplotlib("ticker")
-    num = max(2, int(size_px(axes)[0] / 75))
+    width = size_px(axes)[0]
     if is_log:
-        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0,), numticks=num))
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(ticker.FixedLocator(log_ticks(low, high, width)))
         axes.xaxis.set_minor_locator(ticker.NullLocator())
         axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     else:
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(num))
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(max(2, int(width / 75))))
 
 
 def _spread(axes: Any, values: Sequence[float], stroke: Stroke, theme: Theme) -> None:

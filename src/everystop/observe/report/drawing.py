@@ -17,6 +17,7 @@ from everystop.observe.report.grammar import INK_STROKE, INLINE, Stroke, Theme
 TEXT, SMALL, TITLE = 13.0, 12.0, 14.0  # pixels
 CHARACTER = 0.64  # width of a digit, in heights
 MAX_TICKS = 9
+TICK_PX = 44.0  # pixels that the label of a tick on a log axis needs
 
 
 class PictureError(EverystopError):
@@ -87,6 +88,24 @@ def nice_step(span: float, num: int = MAX_TICKS) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(span / num))
     return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power * num >= span)
+
+
+def log_ticks(low: float, high: float, width: float) -> list[float]:
+    """Round values of a log axis from `low` to `high` that is so many pixels long, at least two: powers of ten, or 1, 2
+    and 5 times these where there are few and their labels have room, or even steps where even those are too far apart.
+
+    Example: 0.003 to 0.2 on 400 pixels gives 0.005, 0.01, 0.02, 0.05, 0.1, 0.2.
+    """
+    decades = math.log10(high / low)
+    tens = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    fine = [tick for ten in tens for factor in (1, 2, 5) if low <= (tick := float(f"{factor * ten:.3g}")) <= high]
+    powers = [ten for ten in tens if low <= ten <= high]
+    if len(powers) < 2 or (len(powers) < 4 and width * math.log10(2) / decades >= TICK_PX):
+        if len(fine) > 1:
+            return fine
+        step = nice_step(high - low, 4)
+        return [float(f"{i * step:.6g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return powers[:: max(1, math.ceil(len(powers) * TICK_PX / width))]
 
 
 def time_axis(axes: Any, theme: Theme, end_s: float) -> None:

@@ -41,7 +41,7 @@ class Verdict:
 
 
 def verdict(comparison: Comparison, policy: str) -> Verdict:
-    """What a policy gains and loses against the first one."""
+    """What a policy gains and loses against the first one; both must have served something."""
     said = headline(comparison, policy)
     losses = _distinct(said)
     figures = (*said.figures, *losses[:MAX_LOSSES])
@@ -114,7 +114,8 @@ def _sentences(comparison: Comparison, said: Headline, losses: Sequence[Gain]) -
     by_name = {gain.measure.name: gain for gain in said.figures}
     num = len(comparison.runs[0].requests)
     durations = {
-        policy: median(run.duration_s for run in comparison.runs_of(policy)) for policy in (said.baseline, said.policy)
+        policy: median(run.duration_s for run in comparison.runs_of(policy) if run.good)
+        for policy in (said.baseline, said.policy)
     }
     first = (
         f"Same {num:,} request{'s' if num != 1 else ''}: {said.policy} finished in {in_time(durations[said.policy])} "

@@ -51,7 +51,8 @@ def render_page(comparison: Comparison, drawings: Sequence[Drawing], no_pictures
     )
     script = (FOLDER / "page.js").read_text(encoding="utf-8")
     template = environment.from_string((FOLDER / "page.html").read_text(encoding="utf-8"))
-    verdicts = [verdict(comparison, policy) for policy in comparison.policies[1:] if comparison.runs_of(policy)]
+    served = comparison.served if comparison.policies[0] in comparison.served else ()
+    verdicts = [verdict(comparison, policy) for policy in comparison.policies[1:] if policy in served]
     return template.render(
         title=f"{comparison.workload}: {' against '.join(comparison.policies)}",
         comparison=comparison,

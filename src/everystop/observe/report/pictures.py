@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,10 @@ MAX_STRETCHES = 3_000
 ROW_PX = 25.0
 END_STROKE = Stroke(INK_STROKE, (0, (4, 2)), "")
 
+WHOLE = ("slots", "occupancy", "tokens", "durations", "slot-time")
+BY_POLICY = ("winners", "lengths")
+ENDINGS = (".svg", ".png", f"-{DARK.name}.svg", f"-{DARK.name}.png")
+
 Draw = Callable[[Theme, float], Sheet]
 
 
@@ -59,13 +63,15 @@ class Picture:
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
-    """The pictures that can be drawn of a comparison: without histories there are fewer."""
+    """The pictures that can be drawn of a comparison: without histories there are fewer, and none where nothing was
+    served, since who failed sooner has gained nothing.
+    """
     return list(_pictures(comparison))
 
 
 def _pictures(comparison: Comparison) -> Iterator[Picture]:
     runs = shown_runs(comparison)
-    if not runs:
+    if not runs or not comparison.served:
         return
     has_history = all(run.history is not None for run in runs)
     if has_history:
@@ -121,6 +127,16 @@ def write_files(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
                 paths[-2].write_text(recoloured(drawing.documents[0], theme), encoding="utf-8")
                 drawing.picture.draw(theme, drawing.picture.width).write_png(paths[-1])
     return paths
+
+
+def remove_files(folder: Path, policies: Iterable[str]) -> None:
+    """Remove the pictures that a comparison of some of these policies may have left there, and nothing else."""
+    by_policy = [f"{name}-{policy}" for name in BY_POLICY for policy in policies]
+    for name in (*WHOLE, *BY_POLICY, *by_policy):
+        for ending in ENDINGS:
+            path = folder / f"{name}{ending}"
+            if path.is_file() or path.is_symlink():
+                path.unlink()
 
 
 def recoloured(document: str, theme: Theme) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
+from everystop.observe.batch_wait import SETTING, batch_wait_remarks, batch_wait_setting
 from everystop.observe.bench_keys import arrival_lags_s
 from everystop.observe.comparison import Comparison
 from everystop.observe.comparison_text import NOT_SEEN
@@ -14,7 +15,7 @@ from everystop.observe.ratios import METHOD
 from everystop.observe.report.grammar import strokes
 from everystop.observe.report.request_pictures import MAX_ROWS, changes, extremes, tally
 from everystop.observe.report.shown import shown_runs
-from everystop.observe.wording import counted
+from everystop.observe.wording import counted, failures
 from everystop.words import in_time
 
 
@@ -67,7 +68,7 @@ def caption(comparison: Comparison, name: str) -> Iterator[str]:
 
 def lead(comparison: Comparison) -> str:
     """What is said where nothing is compared."""
-    if len(comparison.policies) > 1:
+    if len(comparison.policies) > 1 or not comparison.served:
         return ""
     run = shown_runs(comparison)[0]
     return f"{len(run.requests):,} requests under {run.policy} took {in_time(run.duration_s)}."
@@ -85,9 +86,15 @@ def alarms(comparison: Comparison, no_pictures: str) -> Iterator[str]:
     if not comparison.is_complete:
         done = "; ".join(f"{len(comparison.runs_of(policy))} under {policy}" for policy in comparison.policies)
         yield f"Interrupted: {comparison.num_repeats_asked} repeats were asked for; there are {done}."
-    if comparison.num_errors:
+    for policy in comparison.policies:
+        if policy not in comparison.served and (errors := comparison.errors(policy)):
+            num = sum(num for _, num in errors)
+            failed = f"all {num:,} requests failed, over all its runs"
+            yield f"Nothing was served under {policy}: {failed}. {failures(errors)}"
+    if comparison.num_errors and comparison.served:
         first = next(line.error for run in comparison.runs for line in run.requests if line.error is not None)
         yield f"{comparison.num_errors} requests failed, over all runs; no figure counts them. The first: {first}"
+    yield from batch_wait_remarks(comparison)
     if any(run.history is None for run in comparison.runs):
         yield NOT_SEEN
     if no_pictures:
@@ -104,6 +111,8 @@ def equality(comparison: Comparison) -> str:
     if len(comparison.runs) < 2:
         return "One run only: there is nothing to compare outputs with."
     total = found.num_equal + len(found.different)
+    if not total:
+        return "Every request failed in some run: there are no outputs to compare."
     words = f"{found.num_equal:,} of {total:,} requests gave the same output in all {len(comparison.runs)} runs"
     return words + (": the same work was done." if found.holds else ".")
 
@@ -117,7 +126,11 @@ def method(comparison: Comparison) -> Iterator[tuple[str, str]]:
     if lags:
         late = f"from due to sent: median {in_time(median(lags))}, at most {in_time(max(lags))}"
         yield "client lag", f"{late}, over {counted(len(lags), 'timed request')}"
+    if wait := batch_wait_setting(comparison):
+        yield "batch wait", wait
     for name, value in comparison.settings.items():
+        if name == SETTING:
+            continue
         yield name.replace("_", " "), _setting(value)
 
 

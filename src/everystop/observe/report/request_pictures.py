@@ -9,7 +9,7 @@ from typing import Any
 
 from everystop.observe.comparison import Comparison
 from everystop.observe.report.curves import thinned
-from everystop.observe.report.drawing import SMALL, colour_of, dress, matplotlib, owned, size_px, text_px
+from everystop.observe.report.drawing import SMALL, colour_of, dress, log_ticks, matplotlib, owned, size_px, text_px
 from everystop.observe.report.grammar import LIGHT, Theme, strokes
 from everystop.words import in_time
 
@@ -125,7 +125,8 @@ def speed_up_by_length(found: Sequence[Change], names: tuple[str, str], axes: An
     axes.set_yscale("log")
     if is_log:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        ticks = log_ticks(max(min(lengths), 1), max(lengths), size_px(axes)[0])
+        axes.xaxis.set_major_locator(ticker.FixedLocator(ticks))
         axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
         axes.xaxis.set_minor_locator(ticker.NullLocator())
     else:
@@ -134,8 +135,8 @@ def speed_up_by_length(found: Sequence[Change], names: tuple[str, str], axes: An
     top = max(max(change.speed_up for change in found) ** 1.15, 1.25)
     bottom = min(min(change.speed_up for change in found) ** 1.15, 0.8)
     axes.set_ylim(bottom, top)
-    ticks = NEAR_TICKS if far < 4 else FAR_TICKS
-    axes.set_yticks([t for t in ticks if bottom <= t <= top], [f"{t:g}×" for t in ticks if bottom <= t <= top])
+    factors = [factor for factor in (NEAR_TICKS if far < 4 else FAR_TICKS) if bottom <= factor <= top]
+    axes.set_yticks(factors, [f"{factor:g}×" for factor in factors])
     axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.axhline(1.0, color=theme.ink, lw=1.4)
     for change in found[:: -(-len(found) // MAX_DOTS)]:
