@@ -66,7 +66,7 @@ def _file(path: str) -> Operation:
         summary="A file of the dashboard",
         answer={kind: {}},
         other_answers={304: "The client has it"},
-        parameters={"id": "the id of an answer, or an x-request-id"} if "{id}" in path else {},
+        parameters={"id": "the id of an answer, an x-request-id, or the number of a sequence: 41 or r41"} if "{id}" in path else {},
     )
 
 

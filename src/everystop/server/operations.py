@@ -146,14 +146,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/requests/{id}"): Operation(
         tag=Tag.REQUESTS,
         summary="Where a request stands",
-        parameters={"id": "the id of an answer, or an x-request-id"},
+        parameters={"id": "the id of an answer, an x-request-id, or the number of a sequence: 41 or r41"},
         answer={JSON: answers.REQUEST_STATE},
         errors=(404,),
     ),
     ("GET", "/v1/requests/{id}/explain"): Operation(
         tag=Tag.REQUESTS,
         summary="Why a request takes, or took, as long as it does",
-        parameters={"id": "the id of an answer, or an x-request-id"},
+        parameters={"id": "the id of an answer, an x-request-id, or the number of a sequence: 41 or r41"},
         query={"what_if": ("also estimate from the record how long it would have taken otherwise", answers.FLAG)},
         answer={JSON: answers.EXPLANATION},
         errors=(403, 404, 409, 429, 503, 504),
