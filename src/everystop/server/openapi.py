@@ -13,7 +13,7 @@ from everystop import __version__
 from everystop.server import answer_schemas as answers
 from everystop.server.answer_schemas import Schema
 from everystop.server.errors import Dialect
-from everystop.server.operations import JSON, OPERATIONS, WHY, Operation, Tag
+from everystop.server.operations import JSON, OPERATIONS, REQUEST_ID, WHY, Operation, Tag
 from everystop.server.paths import OPEN_PATHS, PATHS, TGI_PATHS
 
 ABOUT = """\
@@ -66,7 +66,7 @@ def _file(path: str) -> Operation:
         summary="A file of the dashboard",
         answer={kind: {}},
         other_answers={304: "The client has it"},
-        parameters={"id": "the id of an answer, an x-request-id, or the number of a sequence: 41 or r41"} if "{id}" in path else {},
+        parameters=REQUEST_ID if "{id}" in path else {},
     )
 
 

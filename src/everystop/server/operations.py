@@ -59,6 +59,7 @@ WHY: Mapping[int, str] = {
     503: "The model is being loaded, the server drains, or the engine has failed",
     504: "The time that the request was given is over",
 }
+REQUEST_ID: Mapping[str, str] = {"id": "the id of an answer, an x-request-id, or the number of a sequence: 41 or r41"}
 _BODY = (413, 415, 503)
 _GENERATION = (*_BODY, 404, 429, 504)
 _TGI_GENERATION = (*_BODY, 422, 424, 429, 504)
@@ -121,7 +122,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         tag=Tag.TGI,
         summary="What is served, and its limits",
         answer={JSON: answers.INFO},
-        errors=(503,),
+        errors=(422, 503),
     ),
     ("POST", "/tokenize"): Operation(
         tag=Tag.TOKENS,
@@ -146,14 +147,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/requests/{id}"): Operation(
         tag=Tag.REQUESTS,
         summary="Where a request stands",
-        parameters={"id": "the id of an answer, an x-request-id, or the number of a sequence: 41 or r41"},
+        parameters=REQUEST_ID,
         answer={JSON: answers.REQUEST_STATE},
         errors=(404,),
     ),
     ("GET", "/v1/requests/{id}/explain"): Operation(
         tag=Tag.REQUESTS,
         summary="Why a request takes, or took, as long as it does",
-        parameters={"id": "the id of an answer, an x-request-id, or the number of a sequence: 41 or r41"},
+        parameters=REQUEST_ID,
         query={"what_if": ("also estimate from the record how long it would have taken otherwise", answers.FLAG)},
         answer={JSON: answers.EXPLANATION},
         errors=(403, 404, 409, 429, 503, 504),
@@ -174,6 +175,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/ui/past"): Operation(
         tag=Tag.DASHBOARD,
         summary="What the stream told before the time `before_ns`, at most 30 s of it",
+        query={"before_ns": ("a time of the stream", answers.COUNT)},
         answer={JSON: answers.ANY_OBJECT},
         errors=(429,),
     ),
