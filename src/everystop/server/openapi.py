@@ -84,8 +84,8 @@ def _operation(method: str, path: str, operation: Operation, *, has_keys: bool) 
         for name, about in operation.parameters.items()
     ]
     in_query: list[dict[str, Any]] = [
-        {"name": name, "in": "query", "required": False, "description": about, "schema": schema}
-        for name, (about, schema) in operation.query.items()
+        {"name": name, "in": "query", "required": one.is_required, "description": one.about, "schema": one.schema}
+        for name, one in operation.query.items()
     ]
     if in_path or in_query:
         described["parameters"] = in_path + in_query
