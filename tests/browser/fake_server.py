@@ -92,10 +92,15 @@ class FakeServer:
             now_ns = int(path.partition("=")[2])
             nothing: dict[str, list[Any]] = {"steps": [], "requests": [], "acts": []}
             _reply_json(handler, 200, nothing | {"from_ns": now_ns, "now_ns": now_ns, "more": False})
-        elif path == "/v1/chat/completions":
-            self.bodies.append(json.loads(body))
-            pieces = [{"choices": [{"delta": {"content": "word "}}]}] * self.bodies[-1]["max_tokens"]
-            events = [*(json.dumps(piece) for piece in pieces), "[DONE]"]
+        elif path == "/v1/completions":
+            self.bodies.append(asked := json.loads(body))
+            of_one = ["word "] * asked["max_tokens"] + [""]
+            choices = [
+                {"index": index, "text": text, "finish_reason": None if text else "length"}
+                for text in of_one
+                for index in range(len(asked["prompt"]))
+            ]
+            events = [*(json.dumps({"choices": [choice]}) for choice in choices), "[DONE]"]
             _reply(handler, 200, "text/event-stream", "".join(f"data: {event}\n\n" for event in events).encode())
         elif path.endswith("/explain?what_if=true"):
             _reply_json(
