@@ -23,6 +23,8 @@ export class View {
     this.end = 0;
     /** While it is paused: what turns times into those of this machine's clock, in ms. */
     this.offset_ms = 0;
+    /** How often somebody has moved it, also in vain, where there is nothing further. */
+    this.numMoves = 0;
     /** @type {Cursor | null} */
     this.cursor = null;
     /** @type {number | null} */
@@ -84,6 +86,7 @@ export class View {
 
   /** Show `factor` times as much, keeping the point at `share` of the width. @param {number} factor @param {number} share */
   zoom(factor, share = 1) {
+    this.numMoves += 1;
     const { from, to } = this.domain;
     const held = from + (to - from) * share;
     const span = Math.min(Math.max((to - from) * factor, MIN_SPAN[this.mode]), MAX_SPAN[this.mode]);
@@ -94,6 +97,7 @@ export class View {
 
   /** Move by a share of the width, back if negative; pauses. @param {number} share */
   pan(share) {
+    this.numMoves += 1;
     const { to } = this.domain;
     this.#hold();
     this.end = this.#bounded(to + share * this.span[this.mode]);
@@ -107,6 +111,7 @@ export class View {
 
   /** Point at a step, and bring it into view. @param {number} position @param {number | null} slot */
   point(position, slot) {
+    this.numMoves += 1;
     const { timeline } = this;
     const bounded = Math.min(Math.max(position, timeline.start), timeline.end - 1);
     const step = timeline.at(bounded);
