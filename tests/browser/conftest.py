@@ -30,7 +30,10 @@ def open_page(browser: Any) -> Iterator[Callable[..., Watched]]:
 
     def open_one(url: str, *, width: int = 1280, height: int = 900, scheme: str = "light", **options: Any) -> Watched:
         context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme, service_workers="block", **options
+            viewport={"width": width, "height": height},
+            color_scheme=scheme,
+            service_workers="block",
+            **{"timezone_id": "UTC"} | options,
         )
         context.set_default_timeout(1000 * DEADLINE_S)
         watched = Watched(context.new_page(), url)

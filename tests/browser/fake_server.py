@@ -20,13 +20,17 @@ class FakeServer:
     """`send` puts a message on every stream; `explanations` are by id; with a `key` all data needs it.
 
     A new stream begins with `first`; `asked` are the requests as (method, path, key). `estimates` are what is answered
-    by id where `?what_if=true` asks for it: a status and JSON.
+    by id where `?what_if=true` asks for it: a status and JSON. Of the past nothing is remembered, or there is a
+    `past_error`, a status and a message; nobody is answered about it before `tells_past` is set.
     """
 
     def __init__(self) -> None:
         self.first: list[dict[str, Any]] = []
         self.explanations: dict[str, dict[str, Any]] = {}
         self.estimates: dict[str, tuple[int, dict[str, Any]]] = {}
+        self.past_error: tuple[int, str] | None = None
+        self.tells_past = threading.Event()
+        self.tells_past.set()
         self.key: str | None = None
         self.asked: list[tuple[str, str, str | None]] = []
         self.bodies: list[dict[str, Any]] = []
@@ -56,6 +60,7 @@ class FakeServer:
         """End all streams and the server."""
         self.end_streams()
         self.take_streams()
+        self.tells_past.set()
         self._http.shutdown()
         self._http.server_close()
 
@@ -89,13 +94,23 @@ class FakeServer:
         elif path == "/ui/stream":
             self._stream(handler)
         elif path.startswith("/ui/past?before_ns="):
+            self.tells_past.wait()
+            if self.past_error is not None:
+                status, why = self.past_error
+                _reply_json(handler, status, {"error": {"message": why}})
+                return
             now_ns = int(path.partition("=")[2])
             nothing: dict[str, list[Any]] = {"steps": [], "requests": [], "acts": []}
             _reply_json(handler, 200, nothing | {"from_ns": now_ns, "now_ns": now_ns, "more": False})
-        elif path == "/v1/chat/completions":
-            self.bodies.append(json.loads(body))
-            pieces = [{"choices": [{"delta": {"content": "word "}}]}] * self.bodies[-1]["max_tokens"]
-            events = [*(json.dumps(piece) for piece in pieces), "[DONE]"]
+        elif path == "/v1/completions":
+            self.bodies.append(asked := json.loads(body))
+            of_one = ["word "] * asked["max_tokens"] + [""]
+            choices = [
+                {"index": index, "text": text, "finish_reason": None if text else "length"}
+                for text in of_one
+                for index in range(len(asked["prompt"]))
+            ]
+            events = [*(json.dumps({"choices": [choice]}) for choice in choices), "[DONE]"]
             _reply(handler, 200, "text/event-stream", "".join(f"data: {event}\n\n" for event in events).encode())
         elif path.endswith("/explain?what_if=true"):
             _reply_json(

@@ -252,7 +252,10 @@ def test_a_picture_of_the_past_says_until_when(open_page: Open, server: FakeServ
     watched.wait_for_drawings()
     past = words()
     assert "now" not in past
-    assert "0 s" in past
+    assert not any(text.endswith(" s") for text in past), "what is not live does not look like the last seconds"
+    times = [datetime.strptime(text, "%H:%M:%S") for text in past if re.fullmatch(r"\d\d:\d\d:\d\d", text)]
+    assert times[-1].time() == until(past).time()
+    assert (times[-1] - times[0]).seconds in (29, 30, 31), "the whole width"
     assert 2 <= (until(now) - until(past)).total_seconds() < 30
 
 
@@ -538,10 +541,23 @@ def test_test_prompts_are_sent_and_counted(open_page: Open, server: FakeServer) 
     watched.page.fill("input[name=number]", "4")
     watched.page.fill("input[name=tokens]", "10")
     watched.page.click("#try-form button[type=submit]")
-    watched.wait_for_text("#try-result", "4 of 4 prompts answered")
+    watched.wait_for_text("#try-result", "4 of 4 prompts answered, 24 pieces")
     assert sorted(body["max_tokens"] for body in server.bodies) == [2, 5, 7, 10]
     assert all(body["stream"] and body["model"] == "made-up" for body in server.bodies)
-    assert len({body["messages"][0]["content"][:12] for body in server.bodies}) == 4
+    assert len({prompt[:12] for body in server.bodies for prompt in body["prompt"]}) == 4
+
+
+@pytest.mark.parametrize(("vary", "num_lists"), [(True, 4), (False, 1)])
+def test_test_prompts_leave_connections_free(open_page: Open, server: FakeServer, vary: bool, num_lists: int) -> None:
+    """A browser opens six to a server, and the stream has one; what does not get one would wait in the browser."""
+    server.first = [Run().full(can_send_test=True)]
+    watched = live(open_page, server)
+    watched.page.fill("input[name=number]", "30")
+    watched.page.set_checked("input[name=vary]", vary)
+    watched.page.click("#try-form button[type=submit]")
+    watched.wait_for_text("#try-result", "30 of 30 prompts answered")
+    assert len(server.bodies) == num_lists
+    assert sum(len(body["prompt"]) for body in server.bodies) == 30
 
 
 def test_the_log_holds_thousands_of_decisions_and_few_elements(open_page: Open, server: FakeServer, run: Run) -> None:

@@ -250,6 +250,62 @@ def test_an_axis_maps_steps_and_times_both_ways(ask: Ask) -> None:
     assert found["left"] == pytest.approx(2.5e8 / 4)
 
 
+CLOCK = """({Timeline, View}, [width, span_ns]) => {
+    const timeline = new Timeline(1);
+    timeline.now_ns = 700e9;
+    timeline.offset_ms = new Date(2026, 11, 1, 14, 2, 40, 250).getTime() - 700e3;
+    for (let i = 0; i < 70; i += 1) timeline.add({id: i, begin_ns: i * 1e10, end_ns: i * 1e10 + 9e9, cells: []});
+    const view = new View(timeline, {span_ns});
+    const told = [view.axis(0, width).labels()];
+    view.pause(true);
+    told.push(view.axis(0, width).labels());
+    timeline.now_ns = 1000e9;
+    timeline.offset_ms += 5e3;
+    told.push(view.axis(0, width).labels());
+    view.pan(-10);
+    told.push(view.axis(0, width).labels());
+    return told;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("width", "span_ns", "live", "held", "back"),
+    [
+        (600, 30e9, ["−30 s", "now"], ["14:02:10", "14:02:40"], ["13:57:10", "13:57:40"]),
+        (300, 30e9, ["−30 s", "now"], ["14:02:10", "14:02:40"], ["13:57:10", "13:57:40"]),
+        (600, 37e9, ["−30 s", "now"], ["14:02:03", "14:02:40"], ["13:55:53", "13:56:30"]),
+        (600, 0.2e9, ["−200 ms", "now"], ["14:02:40.050", "14:02:40.250"], ["14:02:38.050", "14:02:38.250"]),
+    ],
+)
+def test_what_is_not_live_says_at_both_ends_when_it_was(
+    ask: Ask, width: int, span_ns: float, live: list[str], held: list[str], back: list[str]
+) -> None:
+    """By the clock, which does not move with later messages; the words stand apart."""
+    told = ask(CLOCK, [width, span_ns])
+    ends = [[label["text"] for label in (labels[0], labels[-1])] for labels in told]
+    assert ends == [live, held, held, back]
+    for labels in told[1:]:
+        places = [label["x"] for label in labels]
+        assert (places[0], places[-1]) == (pytest.approx(0), pytest.approx(width))
+        assert min(after - before for before, after in pairwise(places)) > 80
+
+
+def test_days_are_told_with_their_zone(browser: Any) -> None:
+    with fake_server() as server:
+        for zone, words in (
+            ("UTC", "14:02:40 UTC"),
+            ("Asia/Kolkata", "19:32:40 UTC+05:30"),
+            ("America/New_York", "09:02:40 UTC−05:00"),
+        ):
+            page = browser.new_page(timezone_id=zone)
+            page.goto(f"{server.url}/ui/r/nobody")
+            told = page.evaluate(
+                "async () => (await import('/ui/format.js')).dayAndTime(new Date(Date.UTC(2026, 11, 1, 14, 2, 40)))"
+            )
+            assert told == f"2026-12-01 {words}"
+            page.close()
+
+
 def test_words_of_an_axis_of_steps_stand_apart(ask: Ask) -> None:
     """Also where few steps have been taken so far, which fill the right end of the axis."""
     found = ask(

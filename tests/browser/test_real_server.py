@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.browser.watched import Watched
-from tests.server.parrot import ParrotServer, parrot
+from tests.server.parrot import ParrotServer, parrot, wait_until
 
 from everystop.core.policy import PolicySettings
 from everystop.observe.recorder import Recorder
@@ -73,6 +73,31 @@ def test_test_prompts_reach_the_model(open_page: Open) -> None:
         watched.page.fill("input[name=number]", "3")
         watched.page.click("#try-form button[type=submit]")
         watched.wait_for_text("#try-result", "3 of 3 prompts answered")
+
+
+def test_test_prompts_are_all_there_at_once(open_page: Open) -> None:
+    """None of them waits in the browser, so what it measures is what the server does."""
+    with parrot(max_num_seqs=1) as server, visited(open_page, server) as watched:
+        watched.wait_for_text("#connection", "live")
+        server.runner.step_s = 0.2
+        for name, value in {"number": 16, "words": 4, "tokens": 8}.items():
+            watched.page.fill(f"input[name={name}]", str(value))
+        watched.page.click("#try-form button[type=submit]")
+        wait_until(lambda: server.scheduler.num_waiting == 15)
+        server.runner.step_s = 0.001
+        watched.wait_for_text("#try-result", "16 of 16 prompts answered")
+
+
+def test_a_test_prompt_that_fails_is_told(open_page: Open) -> None:
+    with parrot() as server, visited(open_page, server) as watched:
+        watched.expected = ["400"]
+        watched.wait_for_text("#connection", "live")
+        watched.page.fill("input[name=tokens]", "4000")
+        watched.page.uncheck("input[name=vary]")
+        watched.page.fill("input[name=number]", "2")
+        watched.page.click("#try-form button[type=submit]")
+        watched.wait_for_text("#try-result", "0 of 2 prompts answered")
+        watched.wait_for_text("#try-result", "2 failed: ")
 
 
 def test_with_keys_a_caller_sees_its_own_requests_only(open_page: Open) -> None:

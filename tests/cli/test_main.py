@@ -113,6 +113,19 @@ def test_used_up_memory_names_options_that_a_simulation_has(
     assert "lower --num-blocks or --replicas" in capsys.readouterr().err
 
 
+def test_used_up_memory_names_no_option_that_a_reader_of_records_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def history_of_record(_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("everystop.sim.replay.history_of_record", history_of_record)
+    assert cli.main(["explain", "r1", "--record", "run.gz"]) == 1
+    said = capsys.readouterr().err
+    assert "take a shorter record" in said
+    assert "--" not in said
+
+
 def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: Config) -> int:
         raise KeyboardInterrupt

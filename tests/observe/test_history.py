@@ -67,7 +67,9 @@ def test_clients_are_found_by_the_names_that_they_gave_until_they_are_forgotten(
     assert [client.name for client in history.clients_called("odd")] == ["cmpl-9", "cmpl-7"]
     assert [client.name for client in history.clients_called("even")] == ["cmpl-8"]
     assert [client.name for client in history.clients_called("cmpl-8")] == ["cmpl-8"]
-    assert [client.name for client in history.clients_called("8")] == ["cmpl-8"]
+    for number in ("8", "r8"):
+        assert [client.name for client in history.clients_called(number)] == ["cmpl-8"]
+    assert not [*history.clients_called("rr8"), *history.clients_called("r"), *history.clients_called("r-8")]
     assert not [*history.clients_called("0"), *history.clients_called("cmpl-0"), *history.clients_called("1")]
     for i in range(10, 12):
         history.add_client(Client(f"cmpl-{i}", "", i, 1, 0, 0, given_name="even"))

@@ -9,6 +9,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from inspect import unwrap
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ def watching(server: ParrotServer, headers: Mapping[str, str] | None = None) -> 
 def streams_of(server: ParrotServer) -> LiveStreams:
     """The server's own account of its readers."""
     [route] = [route for route in server.service._http.config.app.routes if route.path == STREAM]
-    return route.endpoint.__self__._streams
+    return unwrap(route.endpoint).__self__._streams
 
 
 def test_a_reader_sees_a_request_from_its_boarding_to_its_end() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.server.parrot import ParrotServer, parrot
 
+from everystop.server.error_codes import CODES
 from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from everystop.server.openapi import operations_of
 from everystop.server.operations import OPERATIONS
@@ -70,6 +71,26 @@ def test_parameters_of_tgi_are_described(server: ParrotServer) -> None:
     parameters = body["properties"]["parameters"]["anyOf"][0]
     assert set(parameters["properties"]) == set(GENERATE_PARAMETERS)
     assert parameters["properties"]["grammar"]["anyOf"][0]["enum"] == [None]
+
+
+def test_parameters_behind_a_path_are_described(server: ParrotServer) -> None:
+    """Their types, whether they are needed, and how wrong ones are answered."""
+    paths = description_of(server)["paths"]
+    past, explain = paths["/ui/past"]["get"], paths["/v1/requests/{id}/explain"]["get"]
+    [before_ns], [what_if] = ([one for one in path["parameters"] if one["in"] == "query"] for path in (past, explain))
+    assert (before_ns["name"], before_ns["required"]) == ("before_ns", True)
+    assert before_ns["schema"] == {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
+    assert server.get(f"/ui/past?before_ns={10**18 - 1}")[0] == 200
+    assert server.get(f"/ui/past?before_ns={10**18}")[0] == 400
+    assert (what_if["name"], what_if["required"], what_if["schema"]) == ("what_if", False, {"type": "boolean"})
+    for parameter, path in ((before_ns, past), (what_if, explain)):
+        named = re.findall(r"(\d{3}) (\w+)", parameter["description"])
+        assert ("400", "invalid_value") in named
+        for status, code in named:
+            assert CODES[code].status == int(status)
+            assert status in path["responses"]
+    assert {"429", "503"} <= set(past["responses"])
+    assert {"429", "503"} <= set(paths["/ui/stream"]["get"]["responses"])
 
 
 def test_generations_may_be_refused_in_these_ways(server: ParrotServer) -> None:

@@ -51,7 +51,7 @@ def test_only_the_owner_and_an_administrator_see_a_request(keyed: ParrotServer, 
     given = f"{sender}{len(what)}-given"
     name = send(keyed, sender, x_request_id=given)
     number = str(keyed.service.state.history.clients[name].first_request_id)
-    for asked in (name, given, number):
+    for asked in (name, given, number, f"r{number}"):
         for asker, owner in OWNERS.items():
             expected = 200 if owner in (OWNERS[sender], "root") else 404
             assert ask(keyed, asked, asker, what)[0] == expected, (asked, asker)

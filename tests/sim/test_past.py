@@ -276,6 +276,45 @@ def test_history_of_a_record_that_was_cut_is_what_came_before(tmp_path: Path, ca
         assert cut == steps[: len(cut)]
 
 
+def test_record_that_is_being_written_is_not_called_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness, recorder = record_small_run(tmp_path / "run.gz", num_requests=20)
+    try:
+        harness.run()
+        assert recorder.flush(30)
+        for command in (["explain", "3", "--record"], ["trace"], ["replay"]):
+            caplog.clear()
+            assert cli.main([*command, str(tmp_path / "run.gz")]) == 0
+            told = caplog.text + capsys.readouterr().out
+            assert "has no end: it may still be being written, or was cut off" in told
+            assert "damaged" not in told
+        (tmp_path / "cut.gz").write_bytes((tmp_path / "run.gz").read_bytes()[:-9])
+        assert Record.read(tmp_path / "cut.gz").is_truncated
+        assert not Record.read(tmp_path / "cut.gz").may_go_on
+    finally:
+        recorder.close()
+    assert not Record.read(tmp_path / "run.gz").is_truncated
+
+
+@pytest.mark.parametrize("num_blocks", [10**17, 10**40])
+@pytest.mark.parametrize("command", [["explain", "3", "--record"], ["trace"], ["replay"]])
+def test_record_of_more_blocks_than_fit_names_no_option_of_others(
+    tmp_path: Path, command: list[str], num_blocks: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness, recorder = record_small_run(tmp_path / "run.gz")
+    harness.run()
+    recorder.close()
+    header, *lines = lines_of(tmp_path / "run.gz")
+    header["kv"]["num_blocks"] = num_blocks
+    with gzip.open(tmp_path / "run.gz", "wt") as file:
+        file.writelines(json.dumps(line) + "\n" for line in [header, *lines])
+    assert cli.main([*command, str(tmp_path / "run.gz")]) == 1
+    said = capsys.readouterr().err
+    assert f"{num_blocks:,} KV blocks, which is more than the memory here" in said
+    assert "--" not in said
+
+
 def without_cached_blocks(path: Path) -> list[StepRecord]:
     """The steps of a record, without what the lost keys of requests at work would have added to the cache."""
     return [step._replace(num_cached_blocks=0) for step in history_of_record(path).steps.since(0)]

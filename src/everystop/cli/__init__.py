@@ -64,9 +64,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except OSError as error:
         return _fail(_describe(error))
     except MemoryError:
-        is_simulated = hasattr(arguments, "num_blocks")
-        options = "--num-blocks or --replicas" if is_simulated else "--kv-cache-memory or --max-num-batched-tokens"
-        return _fail(f"the memory is used up; lower {options}")
+        return _fail(f"the memory is used up; {_what_takes_less(arguments)}")
     except KeyboardInterrupt:
         return 130
 
@@ -76,6 +74,15 @@ def _fail(sentence: str, status: int = 1) -> int:
     with contextlib.suppress(OSError):
         print(f"everystop: {sentence}", file=sys.stderr, flush=True)
     return status
+
+
+def _what_takes_less(arguments: argparse.Namespace | None) -> str:
+    """What helps where memory ends, by what the command was given."""
+    if hasattr(arguments, "num_blocks"):
+        return "lower --num-blocks or --replicas"
+    if hasattr(arguments, "record") and not hasattr(arguments, "config"):
+        return "take a shorter record, or read it where there is more"
+    return "lower --kv-cache-memory or --max-num-batched-tokens"
 
 
 def _describe(error: OSError) -> str:

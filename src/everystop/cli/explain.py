@@ -128,11 +128,8 @@ def estimate(run: PastRun, request_ids: list[int], data: Mapping[str, Any]) -> M
 
 def find(history: History, name: str) -> list[int]:
     """The sequences of the request of that name, whoever gave it, or of that number, with or without an r before it."""
-    from everystop.observe.history import MAX_DIGITS
-
-    number = name.removeprefix("r")
-    client = next((client for one in (name, number) for client in history.clients_called(one)), None)
+    client = next(history.clients_called(name), None)
     if client is not None:
         return list(client.request_ids)
-    is_number = number.isascii() and number.isdecimal() and len(number) < MAX_DIGITS
-    return [int(number)] if is_number and int(number) in history.trails else []
+    trail = history.trail_called(name)
+    return [] if trail is None else [trail.request_id]

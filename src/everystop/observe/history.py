@@ -257,15 +257,20 @@ class History:
 
     def clients_called(self, name: str) -> Iterator[Client]:
         """The remembered clients that a name may mean: whose answer has that id; who gave it themselves, the last one
-        first; whose sequence has that number in the engine.
+        first; whose sequence has that number in the engine, with or without an r before it.
         """
         if name in self.clients:
             yield self.clients[name]
         yield from reversed(self._given.get(name, {}).values())
-        if name.isascii() and name.isdecimal() and len(name) < MAX_DIGITS:
-            trail = self.trails.get(int(name))
-            if trail is not None and trail.client is not None:
-                yield trail.client
+        trail = self.trail_called(name)
+        if trail is not None and trail.client is not None:
+            yield trail.client
+
+    def trail_called(self, name: str) -> Trail | None:
+        """The remembered sequence whose number in the engine that is: 41 or r41; None if it is no number of one."""
+        number = name.removeprefix("r")
+        is_number = number.isascii() and number.isdecimal() and len(number) < MAX_DIGITS
+        return self.trails.get(int(number)) if is_number else None
 
     @property
     def step_times(self) -> StepTimeModel:

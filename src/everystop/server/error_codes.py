@@ -20,7 +20,7 @@ CODES: Mapping[str, Meaning] = {
     "invalid_json": Meaning(400, "the body is no JSON object, names a key twice, or is nested too deeply"),
     "body_too_complex": Meaning(400, "the body's JSON holds too many values"),
     "missing_field": Meaning(400, "a field that is needed is not there"),
-    "unsupported_field": Meaning(400, "a field, or its value, is unknown or not served"),
+    "unsupported_field": Meaning(400, "a field, a parameter or a value is unknown or not served"),
     "invalid_value": Meaning(400, "a value is of the wrong type, out of range or too long"),
     "conflicting_fields": Meaning(400, "two fields cannot both be honoured, or one needs another"),
     "invalid_token_id": Meaning(400, "a token id that the vocabulary does not have"),

@@ -23,7 +23,6 @@ from everystop.observe.history import Client
 from everystop.observe.recorder import Recorder
 from everystop.server.aside import run_in
 from everystop.server.errors import ClientGone, EstimateTooSlow, Forbidden, NoEstimate, Overloaded
-from everystop.server.fields import echo
 from everystop.server.state import Phase, ServerState
 from everystop.server.visibility import Caller
 
@@ -41,20 +40,11 @@ COMMAND = (sys.executable, "-P", "-m", "everystop", "explain", "--what-if", "--j
 PREFIX = "everystop: "
 
 
-def is_asked_for(query: Sequence[tuple[str, str]]) -> bool:
-    """Whether the parameters behind a path ask for estimates; raises RequestError for those that are not known."""
-    values = []
-    for name, value in query:
-        if name != PARAMETER:
-            raise RequestError(
-                f"the parameter {echo(name)} is not served here; leave it out",
-                param=name[:100],
-                code="unsupported_field",
-            )
-        values.append(value)
+def is_asked_for(values: Sequence[str]) -> bool:
+    """Whether `what_if`, given with these values, asks for estimates; raises RequestError."""
     if len(values) > 1 or (values and values[0] not in ("true", "false")):
         raise RequestError(f"{PARAMETER} must be true or false, once", param=PARAMETER, code="invalid_value")
-    return values == ["true"]
+    return list(values) == ["true"]
 
 
 class Estimates:

@@ -42,7 +42,7 @@ class Inquiry:
         over = f"the last {num:,} that are over" if num else "none that is over"
         raise RequestUnknown(
             f"no request {echo(name)} is known here; remembered are those that wait or run, and {over} "
-            "(--explain-history), by the id of the answer or the x-request-id that was sent"
+            "(--explain-history), by the id of the answer, the x-request-id that was sent, or the number in the engine"
         )
 
     def explain(self, name: str) -> Callable[[], Explanation]:

@@ -13,7 +13,7 @@ from everystop import __version__
 from everystop.server import answer_schemas as answers
 from everystop.server.answer_schemas import Schema
 from everystop.server.errors import Dialect
-from everystop.server.operations import JSON, OPERATIONS, WHY, Operation, Tag
+from everystop.server.operations import JSON, OPERATIONS, REQUEST_ID, WHY, Operation, Tag
 from everystop.server.paths import OPEN_PATHS, PATHS, TGI_PATHS
 
 ABOUT = """\
@@ -66,7 +66,7 @@ def _file(path: str) -> Operation:
         summary="A file of the dashboard",
         answer={kind: {}},
         other_answers={304: "The client has it"},
-        parameters={"id": "the id of an answer, or an x-request-id"} if "{id}" in path else {},
+        parameters=REQUEST_ID if "{id}" in path else {},
     )
 
 
@@ -84,8 +84,8 @@ def _operation(method: str, path: str, operation: Operation, *, has_keys: bool) 
         for name, about in operation.parameters.items()
     ]
     in_query: list[dict[str, Any]] = [
-        {"name": name, "in": "query", "required": False, "description": about, "schema": schema}
-        for name, (about, schema) in operation.query.items()
+        {"name": name, "in": "query", "required": one.is_required, "description": one.about, "schema": one.schema}
+        for name, one in operation.query.items()
     ]
     if in_path or in_query:
         described["parameters"] = in_path + in_query

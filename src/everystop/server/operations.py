@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from everystop.server import answer_schemas as answers
 from everystop.server.answer_schemas import Schema
 from everystop.server.fields import object_schema
+from everystop.server.live import MAX_DIGITS
 from everystop.server.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from everystop.server.tgi import COMPAT_FIELDS, GENERATE_FIELDS, STREAM_FIELDS
 from everystop.server.tokenize import DETOKENIZE_FIELDS, TGI_TOKENIZE_FIELDS, TOKENIZE_CHAT_FIELDS, TOKENIZE_FIELDS
@@ -27,11 +29,19 @@ class Tag(StrEnum):
     DASHBOARD = "Dashboard"
 
 
+class Parameter(NamedTuple):
+    """One parameter behind a path: what it is for and how a wrong one is answered, and what it may be."""
+
+    about: str
+    schema: Schema
+    is_required: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """One method of one path. `answer` is by media type, what 200 brings; `errors` are the statuses beside those that
     any path may give; `success` are other good statuses; `parameters` describes the parts of the path in braces,
-    `query` the parameters behind it, each with its schema.
+    `query` the parameters behind it by their names: any other is refused.
     """
 
     tag: Tag
@@ -41,7 +51,7 @@ class Operation:
     errors: tuple[int, ...] = ()
     other_answers: Mapping[int, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
-    query: Mapping[str, tuple[str, Schema]] = field(default_factory=dict)
+    query: Mapping[str, Parameter] = field(default_factory=dict)
 
 
 WHY: Mapping[int, str] = {
@@ -59,6 +69,20 @@ WHY: Mapping[int, str] = {
     503: "The model is being loaded, the server drains, or the engine has failed",
     504: "The time that the request was given is over",
 }
+REQUEST_ID: Mapping[str, str] = {"id": "the id of an answer, an x-request-id, or the number of a sequence: 41 or r41"}
+WHAT_IF = Parameter(
+    "Whether to estimate from the record, too, how long it would have taken otherwise. Anything but true or false, or "
+    "more than one value, is 400 invalid_value; true is 403 admin_key_needed for those who do not see all, 409 "
+    "not_recorded without a record, 409 no_estimate where it allows none, 429 estimate_running while another is made, "
+    "and 504 estimate_timeout beyond a minute",
+    answers.FLAG,
+)
+BEFORE_NS = Parameter(
+    "A time of the stream, such as the end of a step, in nanoseconds: what was earlier is told. None, several, or what "
+    f"is no whole number of at most {MAX_DIGITS} digits is 400 invalid_value",
+    {"type": "integer", "minimum": 0, "maximum": 10**MAX_DIGITS - 1},
+    is_required=True,
+)
 _BODY = (413, 415, 503)
 _GENERATION = (*_BODY, 404, 429, 504)
 _TGI_GENERATION = (*_BODY, 422, 424, 429, 504)
@@ -121,7 +145,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         tag=Tag.TGI,
         summary="What is served, and its limits",
         answer={JSON: answers.INFO},
-        errors=(503,),
+        errors=(422, 503),
     ),
     ("POST", "/tokenize"): Operation(
         tag=Tag.TOKENS,
@@ -146,15 +170,15 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/requests/{id}"): Operation(
         tag=Tag.REQUESTS,
         summary="Where a request stands",
-        parameters={"id": "the id of an answer, or an x-request-id"},
+        parameters=REQUEST_ID,
         answer={JSON: answers.REQUEST_STATE},
         errors=(404,),
     ),
     ("GET", "/v1/requests/{id}/explain"): Operation(
         tag=Tag.REQUESTS,
         summary="Why a request takes, or took, as long as it does",
-        parameters={"id": "the id of an answer, or an x-request-id"},
-        query={"what_if": ("also estimate from the record how long it would have taken otherwise", answers.FLAG)},
+        parameters=REQUEST_ID,
+        query={"what_if": WHAT_IF},
         answer={JSON: answers.EXPLANATION},
         errors=(403, 404, 409, 429, 503, 504),
     ),
@@ -169,12 +193,13 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         tag=Tag.OPERATIONS, summary="This description", answer={JSON: answers.ANY_OBJECT}
     ),
     ("GET", "/ui/stream"): Operation(
-        tag=Tag.DASHBOARD, summary="What happens in the engine, without end", answer=_STREAMED
+        tag=Tag.DASHBOARD, summary="What happens in the engine, without end", answer=_STREAMED, errors=(429, 503)
     ),
     ("GET", "/ui/past"): Operation(
         tag=Tag.DASHBOARD,
         summary="What the stream told before the time `before_ns`, at most 30 s of it",
+        query={"before_ns": BEFORE_NS},
         answer={JSON: answers.ANY_OBJECT},
-        errors=(429,),
+        errors=(429, 503),
     ),
 }

@@ -31,15 +31,17 @@ from everystop.server.doorman import Doorman
 from everystop.server.edge import Edge, Guard
 from everystop.server.edge_metrics import edge_sheets
 from everystop.server.errors import ClientGone, ModelUnknown, handle_error, handle_http_exception
-from everystop.server.estimates import Estimates, is_asked_for
+from everystop.server.estimates import PARAMETER, Estimates, is_asked_for
 from everystop.server.field_names import in_names
 from everystop.server.inquiry import Inquiry
 from everystop.server.live import LiveStreams, time_of
+from everystop.server.operations import OPERATIONS
 from everystop.server.origins import OriginGuard
-from everystop.server.paths import GENERATIONS, PATHS
+from everystop.server.paths import GENERATIONS, PATHS, Path
 from everystop.server.prompt_report import PromptReport, report_of
 from everystop.server.prompts import INLINE_BYTES, PREPARE_WORKERS, Parse, Prepared, prepare
 from everystop.server.protocol import MAX_USER_CHARS, Parsed
+from everystop.server.query import with_known_alone
 from everystop.server.replies import ChatWriter, CompletionWriter, Writer
 from everystop.server.state import ServerState
 from everystop.server.streams import StreamReply, WholeReply
@@ -103,7 +105,14 @@ def _routes(endpoints: Endpoints) -> list[Route]:
         "/ui/stream": endpoints.live,
         "/ui/past": endpoints.past,
     }
-    return [Route(path.pattern, answering[path.name], methods=[path.method]) for path in PATHS]
+    return [Route(path.pattern, _checked(path, answering[path.name]), methods=[path.method]) for path in PATHS]
+
+
+def _checked(path: Path, endpoint: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """Refuses the parameters that a GET does not have; probes may ask about health with any."""
+    if path.method != "GET" or path.is_open:
+        return endpoint
+    return with_known_alone(endpoint, OPERATIONS[path.method, path.name].query)
 
 
 class Endpoints:
@@ -274,7 +283,7 @@ class Endpoints:
     async def explain(self, request: Request) -> Response:
         """Why a request takes, or took, as long as it does, and how long it would have taken otherwise."""
         name, caller = request.path_params["id"], caller_of(request.scope)
-        if is_asked_for(request.query_params.multi_items()):
+        if is_asked_for(request.query_params.getlist(PARAMETER)):
             told = await self._estimates.explain(request.scope, caller, partial(self._inquiry(request).client, name))
             return WholeResponse(told, media_type="application/json")
         self._aside.check()

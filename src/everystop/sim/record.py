@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -28,6 +29,7 @@ from everystop.runner.simulated import FILLER_TOKEN
 
 STOP_TOKEN = FILLER_TOKEN + 1
 READABLE_VERSIONS = tuple(range(1, RECORD_VERSION + 1))
+FLUSH_MARK = b"\x00\x00\xff\xff"  # an empty block, by which zlib ends what is flushed
 CALLS = ("add", "refuse", "decline", "abort", "schedule", "update")
 
 
@@ -45,6 +47,9 @@ class Prompt(NamedTuple):
 class Record:
     """A record in memory: the header's settings, the calls in order, each request's block keys, the HTTP requests that
     were answered, and, where the user asked for them, the prompts by group and the outputs by request.
+
+    `is_truncated`: it ends without its end mark, or with what cannot be read; `may_go_on`: what there is of it is
+    whole, as while it is being written.
     """
 
     path: Path
@@ -59,6 +64,7 @@ class Record:
     prompts: dict[int, Prompt] = field(default_factory=dict)
     outputs: dict[int, tuple[int, ...]] = field(default_factory=dict)
     is_truncated: bool = False
+    may_go_on: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Record:
@@ -70,7 +76,7 @@ class Record:
                 record._take(line)
             except (IndexError, KeyError, TypeError, ValueError) as error:
                 raise RecordError(f"{path} has a line that means nothing: {line!s:.80}; record the run anew") from error
-        record.is_truncated = lines.is_truncated
+        record.is_truncated, record.may_go_on = lines.is_truncated, lines.may_go_on
         return record
 
     @classmethod
@@ -115,9 +121,19 @@ class Record:
             raise ValueError(kind)
 
     def make_scheduler(self, policy: Policy | None = None, step_times: StepTimeModel | None = None) -> Scheduler:
-        """A scheduler as the recorded one was at its start, by default with its own policy and step times."""
+        """A scheduler as the recorded one was at its start, by default with its own policy and step times.
+
+        Raises RecordError where its KV cache takes more memory than there is.
+        """
         policy = policy or make_policy(self.policy, self.policy_settings)
-        return Scheduler(self.limits, KVCache(**self.kv), policy, step_times or self.step_times)
+        try:
+            cache = KVCache(**self.kv)
+        except (MemoryError, OverflowError):
+            raise RecordError(
+                f"{self.path} is of a server with {self.kv['num_blocks']:,} KV blocks, which is more than the memory "
+                "here can keep account of; read it where there is more, or record a run with a smaller KV cache"
+            ) from None
+        return Scheduler(self.limits, cache, policy, step_times or self.step_times)
 
     def make_request(self, call: list[Any], max_tokens: int | None) -> Request:
         """The request of an `add`, with filler for a prompt and the recorded keys."""
@@ -167,7 +183,8 @@ class _Lines:
     """The JSON lines of a file, up to the first that is damaged or cut off; raises RecordError if none can be read."""
 
     def __init__(self, path: Path) -> None:
-        self.is_truncated = False
+        self.is_truncated = self.may_go_on = False
+        self._path = path
         self._iterator = self._read(path)
 
     def __iter__(self) -> Iterator[Any]:
@@ -178,10 +195,22 @@ class _Lines:
             with gzip.open(path, "rt", encoding="ascii") as file:
                 for line in file:
                     yield json.loads(line)
-        except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, RecursionError):
+        except EOFError:
+            self.is_truncated = True
+            self.may_go_on = self._ends_whole()
+        except (gzip.BadGzipFile, zlib.error, ValueError, RecursionError):
             self.is_truncated = True
         except OSError as error:
             raise RecordError(f"the record {path} cannot be read: {error.strerror}; name another file") from None
+
+    def _ends_whole(self) -> bool:
+        """The last thing in the file is what its writer puts behind each piece."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(-len(FLUSH_MARK), os.SEEK_END)
+                return file.read() == FLUSH_MARK
+        except OSError:  # a pipe, which cannot be looked at again
+            return False
 
 
 def _client(first_request_id: int, num: int, name: str, *times_and_more: Any) -> Client:

@@ -93,9 +93,9 @@ class ReplayReport:
     """What a replay found.
 
     `first_difference` is the step whose plan is not the recorded one, None if all are. `is_truncated` tells that the
-    record ends in the middle. `replayed` is the same run again, or what another policy would have made of it; then
-    `baseline` is the recorded policy in the same simulation, so that what differs is the policy's doing.
-    `recorded_policy` is its name.
+    record ends in the middle, and `may_go_on` that what there is of it is whole, as while it is being written.
+    `replayed` is the same run again, or what another policy would have made of it; then `baseline` is the recorded
+    policy in the same simulation, so that what differs is the policy's doing. `recorded_policy` is its name.
     """
 
     policy: str
@@ -107,6 +107,7 @@ class ReplayReport:
     replayed: Timeline
     baseline: Timeline | None = None
     recorded_policy: str = ""
+    may_go_on: bool = False
 
 
 Change = Callable[[str, PolicySettings], PolicySettings]
@@ -147,6 +148,7 @@ def replay(path: Path, *, policy: str | None = None, change: Change | None = Non
         replayed,
         baseline,
         record.policy,
+        record.may_go_on,
     )
 
 
@@ -166,6 +168,7 @@ def predict(path: Path, cost: CostModel) -> ReplayReport:
         record.is_truncated,
         recorded,
         rerun(record.make_scheduler(), record, recorded, recorded_traffic(record, recorded), cost.plan_ns),
+        may_go_on=record.may_go_on,
     )
 
 
@@ -215,7 +218,11 @@ def past_run(path: Path) -> PastRun:
 
 def _read(path: Path) -> Record:
     record = Record.read(path)
-    if record.is_truncated:
+    if record.may_go_on:
+        log.warning(
+            "the record %s has no end: it may still be being written, or was cut off; this is what it says so far", path
+        )
+    elif record.is_truncated:
         log.warning("the record %s is cut off or damaged: this is what it says up to there", path)
     return record
 

@@ -31,6 +31,7 @@ def replay_figures(report: ReplayReport) -> dict[str, Any]:
         "num_requests": report.num_requests,
         "first_difference": report.first_difference,
         "is_truncated": report.is_truncated,
+        "may_go_on": report.may_go_on,
         "recorded": _timeline_figures(report.recorded),
         "replayed": _timeline_figures(report.replayed),
         "baseline": None if report.baseline is None else _timeline_figures(report.baseline),
@@ -92,8 +93,10 @@ def describe_replay(figures: Mapping[str, Any]) -> str:
     step = figures["first_difference"]
     verdict = "all as recorded" if step is None else f"step {step} is the first that differs from the record"
     lines = [f"{figures['num_requests']:,} requests, {figures['num_plans']:,} plans: {verdict}"]
-    if figures["is_truncated"]:
-        lines.append("the record is cut off; it was read up to there")
+    if figures["may_go_on"]:
+        lines.append("the record has no end: it may still be being written, or was cut off; it was read up to there")
+    elif figures["is_truncated"]:
+        lines.append("the record is cut off or damaged; it was read up to there")
     if step is not None:
         lines.append("what comes after it was not read, and no other policy is simulated")
     columns = {"recorded": figures["recorded"]}

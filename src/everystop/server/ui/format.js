@@ -29,6 +29,32 @@ export function tick(ns) {
   return duration(ns).replace(/(\.\d*?)0+(?= )/, "$1").replace(/\.(?= )/, "");
 }
 
+/** @param {number} value @param {number} [digits] */
+function padded(value, digits = 2) {
+  return String(value).padStart(digits, "0");
+}
+
+/**
+ * The time of day by this machine's clock, "14:02:40"; for times that lie less than a second apart, "14:02:40.025".
+ * @param {Date} date @param {number} [apart_ns] @returns {string}
+ */
+export function timeOfDay(date, apart_ns = 1e9) {
+  const time = [date.getHours(), date.getMinutes(), date.getSeconds()].map((value) => padded(value)).join(":");
+  return apart_ns < 1e9 ? `${time}.${padded(date.getMilliseconds(), 3)}` : time;
+}
+
+/**
+ * Day and time by this machine's clock, and how far that is ahead of UTC: "2026-12-01 14:02:40 UTC+01:00".
+ * @param {Date} date @returns {string}
+ */
+export function dayAndTime(date) {
+  const day = [date.getFullYear(), date.getMonth() + 1, date.getDate()].map((value) => padded(value)).join("-");
+  const ahead = -date.getTimezoneOffset();
+  const [hours, minutes] = [Math.floor(Math.abs(ahead) / 60), Math.abs(ahead) % 60];
+  const zone = ahead === 0 ? "" : `${ahead < 0 ? "−" : "+"}${padded(hours)}:${padded(minutes)}`;
+  return `${day} ${timeOfDay(date)} UTC${zone}`;
+}
+
 /** @param {number} value @returns {string} */
 function significant(value) {
   if (value >= 99.95) return value.toFixed(0);

@@ -1,7 +1,7 @@
 // The live page: takes the stream, and has each panel drawn as often as it is worth.
 
 import { BLOCKS, KINDS } from "./grammar.js";
-import { count, counted, duration, percent } from "./format.js";
+import { count, counted, dayAndTime, duration, percent } from "./format.js";
 import { LiveModel } from "./model.js";
 import { View } from "./view.js";
 import { Surface, currentTheme } from "./surface.js";
@@ -83,9 +83,6 @@ function loadStrip() {
   return { kind: "lines", lines };
 }
 
-/** When the last message came. */
-let taken_ms = Date.now();
-
 /** Last time each kind of panel was shown. @type {Record<string, number>} */
 const shown = { charts: 0, strips: 0, numbers: 0, lists: 0, words: 0 };
 
@@ -99,7 +96,6 @@ function isDue(what, every_ms) {
 
 /** Have everything shown that is due. @param {any} message */
 function take(message) {
-  taken_ms = Date.now();
   recording.before(message.full);
   model.take(message);
   recording.after();
@@ -247,9 +243,8 @@ function toggleTable(panel, button) {
 }
 
 /** When it was at the right edge of the charts, by this machine's clock. */
-function edge_ms() {
-  const edge_ns = view.axis(0, 1).times[1];
-  return taken_ms - Math.max(0, model.now_ns - edge_ns) / 1e6;
+function edgeDate() {
+  return view.dateOf(Math.min(view.axis(0, 1).times[1], model.now_ns));
 }
 
 /** What the slot chart shows, as a picture to keep; in its place there may be its table. @returns {import("./still.js").Chart} */
@@ -257,9 +252,8 @@ function slotChart() {
   const { server } = model;
   const width = slots.canvas.clientWidth || byId("slots-table").clientWidth;
   const height = slotChartHeight(model.timeline.numShown);
-  const moment = new Date(edge_ms()).toISOString().slice(0, 19).replace("T", " ");
   const about = server === null ? [] : [server.model, server.policy, `Everystop ${server.version}`];
-  const caption = [ENDINGS, ...about, `until ${moment} UTC`];
+  const caption = [ENDINGS, ...about, `until ${dayAndTime(edgeDate())}`];
   const key = Object.values(KINDS).slice(1);
   return { draw: (sheet) => drawSlots(sheet, view, teller), width, height, theme: currentTheme(), key, caption };
 }

@@ -141,6 +141,7 @@ export class LiveModel {
     for (const step of message.steps ?? []) this.#takeStep(step);
     for (const request of message.requests ?? []) if (request.finish_ns !== null) this.itlP99(request);
     this.timeline.now_ns = message.now_ns;
+    this.timeline.offset_ms = Date.now() - message.now_ns / 1e6;
     this.#addTokens(Math.floor(message.now_ns / NS_PER_S), 0);
     if (message.waiting !== undefined) this.waiting = message.waiting;
     this.numWaiting = message.num_waiting ?? this.waiting.length;

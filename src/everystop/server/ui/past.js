@@ -25,7 +25,9 @@ export class Past {
     /** Who waits for an answer; an answer for another stream is dropped. @type {object | null} */
     this.asking = null;
     this.isAll = false;
-    /** Where the view was when it failed. @type {number | null} */
+    /** How often the view had been moved when it was asked for and failed; one more, and it is asked for again.
+     * @type {number | null}
+     */
     this.failedAt = null;
     setText(this.note, "");
   }
@@ -37,7 +39,7 @@ export class Past {
     if (!this.#isWanted(from)) setText(this.note, "");
     else if (this.isAll) setText(this.note, NOTHING);
     else if (!this.model.hasRoom) setText(this.note, "This page remembers no more.");
-    else if (from !== this.failedAt) this.#ask(from);
+    else if (this.view.numMoves !== this.failedAt) this.#ask();
   }
 
   /** @param {number} from */
@@ -48,9 +50,9 @@ export class Past {
     return from < view.oldest || (view.isPaused && view.cursor?.position === timeline.start);
   }
 
-  /** @param {number} from */
-  async #ask(from) {
+  async #ask() {
     const { model, view } = this;
+    const { numMoves } = view;
     const asking = (this.asking = {});
     const before_ns = model.timeline.steps[0]?.end_ns ?? model.now_ns;
     setText(this.note, "Loading what was before …");
@@ -63,7 +65,7 @@ export class Past {
       this.failedAt = null;
     } catch (error) {
       if (this.asking !== asking) return;
-      this.failedAt = from;
+      this.failedAt = numMoves;
       word = `What was before could not be loaded: ${error instanceof Error ? error.message : error}.`;
     }
     this.asking = null;

@@ -47,6 +47,8 @@ export class Timeline {
     this.numShown = 0;
     this.maxSteps = maxSteps;
     this.now_ns = 0;
+    /** What turns its times into those of this machine's clock, in ms. */
+    this.offset_ms = 0;
     this.start = 0;
     /** @type {Step[]} */
     this.steps = [];

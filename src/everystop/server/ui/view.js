@@ -1,6 +1,6 @@
 // Which part of a timeline is on the screen, for all charts that share it: by the clock or by step number.
 
-import { tick, ticks } from "./format.js";
+import { tick, ticks, timeOfDay } from "./format.js";
 
 /** @typedef {import("./timeline.js").Timeline} Timeline */
 /** @typedef {import("./timeline.js").Step} Step */
@@ -21,6 +21,10 @@ export class View {
     this.span = { time: span_ns, steps: spanSteps };
     this.isPaused = false;
     this.end = 0;
+    /** While it is paused: what turns times into those of this machine's clock, in ms. */
+    this.offset_ms = 0;
+    /** How often somebody has moved it, also in vain, where there is nothing further. */
+    this.numMoves = 0;
     /** @type {Cursor | null} */
     this.cursor = null;
     /** @type {number | null} */
@@ -53,9 +57,22 @@ export class View {
 
   /** @param {boolean} isPaused */
   pause(isPaused) {
-    if (isPaused && !this.isPaused) this.end = this.newest;
-    this.isPaused = isPaused;
+    if (isPaused) this.#hold();
+    else this.isPaused = false;
     this.changed();
+  }
+
+  /** Stay where it is; the times of day in sight stay the same, too, however quickly later messages come. */
+  #hold() {
+    if (this.isPaused) return;
+    this.end = this.newest;
+    this.offset_ms = this.timeline.offset_ms;
+    this.isPaused = true;
+  }
+
+  /** When that was, by this machine's clock. @param {number} ns @returns {Date} */
+  dateOf(ns) {
+    return new Date(ns / 1e6 + (this.isPaused ? this.offset_ms : this.timeline.offset_ms));
   }
 
   /** Change between clock and step number; the same moment stays at the right edge. @param {"time" | "steps"} mode */
@@ -69,6 +86,7 @@ export class View {
 
   /** Show `factor` times as much, keeping the point at `share` of the width. @param {number} factor @param {number} share */
   zoom(factor, share = 1) {
+    this.numMoves += 1;
     const { from, to } = this.domain;
     const held = from + (to - from) * share;
     const span = Math.min(Math.max((to - from) * factor, MIN_SPAN[this.mode]), MAX_SPAN[this.mode]);
@@ -79,8 +97,9 @@ export class View {
 
   /** Move by a share of the width, back if negative; pauses. @param {number} share */
   pan(share) {
+    this.numMoves += 1;
     const { to } = this.domain;
-    this.isPaused = true;
+    this.#hold();
     this.end = this.#bounded(to + share * this.span[this.mode]);
     this.changed();
   }
@@ -92,6 +111,7 @@ export class View {
 
   /** Point at a step, and bring it into view. @param {number} position @param {number | null} slot */
   point(position, slot) {
+    this.numMoves += 1;
     const { timeline } = this;
     const bounded = Math.min(Math.max(position, timeline.start), timeline.end - 1);
     const step = timeline.at(bounded);
@@ -107,7 +127,8 @@ export class View {
   /** An axis over pixels. @param {number} left @param {number} width @returns {Axis} */
   axis(left, width) {
     const { from, to } = this.domain;
-    return new Axis(this.timeline, this.mode, from, to, left, width, this.isPaused ? "0 s" : "now");
+    const dateOf = this.isPaused ? (/** @type {number} */ ns) => this.dateOf(ns) : null;
+    return new Axis(this.timeline, this.mode, from, to, left, width, dateOf);
   }
 }
 
@@ -115,16 +136,17 @@ export class View {
 export class Axis {
   /**
    * @param {Timeline} timeline @param {"time" | "steps"} mode @param {number} from @param {number} to
-   * @param {number} left @param {number} width @param {string} edge what the right edge is called, by the clock
+   * @param {number} left @param {number} width
+   * @param {((ns: number) => Date) | null} dateOf when a moment was; null where the right edge is now
    */
-  constructor(timeline, mode, from, to, left, width, edge) {
+  constructor(timeline, mode, from, to, left, width, dateOf) {
     this.timeline = timeline;
     this.mode = mode;
     this.from = from;
     this.to = to;
     this.left = left;
     this.width = width;
-    this.edge = edge;
+    this.dateOf = dateOf;
     this.scale = width / (to - from);
     const first = mode === "time" ? timeline.positionAt(from) : Math.floor(from);
     const last = mode === "time" ? timeline.positionAt(to) : Math.ceil(to) - 1;
@@ -177,7 +199,18 @@ export class Axis {
     const wanted = Math.max(2, Math.floor(this.width / WORD_WIDTH));
     if (this.mode === "steps") return this.#stepLabels(wanted);
     const values = ticks(this.from - this.to, 0, wanted);
-    return values.map((value) => ({ x: this.x(this.to + value), text: value === 0 ? this.edge : tick(value) }));
+    if (this.dateOf !== null) return this.#clockLabels(values, this.dateOf);
+    return values.map((value) => ({ x: this.x(this.to + value), text: value === 0 ? "now" : tick(value) }));
+  }
+
+  /**
+   * Times of day, at both ends and between them where there is room.
+   * @param {number[]} values counted back from the right end @param {(ns: number) => Date} dateOf
+   */
+  #clockLabels(values, dateOf) {
+    const apart_ns = values.length > 1 ? values[1] - values[0] : this.to - this.from;
+    const moments = values.map((value) => this.to + value).filter((ns) => (ns - this.from) * this.scale >= WORD_WIDTH);
+    return [this.from, ...moments].map((ns) => ({ x: this.x(ns), text: timeOfDay(dateOf(ns), apart_ns) }));
   }
 
   /** Where steps fill only a part of the width, there is room for fewer words. @param {number} wanted */
