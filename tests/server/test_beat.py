@@ -8,10 +8,12 @@ import threading
 from contextlib import closing
 
 import pytest
-from tests.server.parrot import parrot
+from tests.server.parrot import ParrotServer, parrot, wait_until
+from tests.server.test_tls import CERT, KEY, TlsParrot
 
 from everystop.server import beat
 from everystop.server.beat import Beat
+from everystop.server.tls import Certificate
 
 
 class Connection:
@@ -66,3 +68,26 @@ def test_a_client_that_sends_at_once_again_is_answered_after_the_beat(monkeypatc
         one.sock.settimeout(10)
         server.loop.call_soon_threadsafe(Beat._end, its_beat)
         assert one.sock.recv(12) == b"HTTP/1.1 200"
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+@pytest.mark.parametrize("end", ["abort", "close"])
+def test_one_that_is_cut_off_before_the_end_keeps_nobody_unheard(
+    end: str, is_secure: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    key, secured = {"authorization": "Bearer sk"}, {"tls": Certificate(CERT, KEY)} if is_secure else {}
+    made = (TlsParrot if is_secure else ParrotServer)(api_keys=["sk"], **secured)
+    with made as server, closing(server.connect()) as one, closing(server.connect()) as other:
+        its_beat = server.service._http.config.beat
+        monkeypatch.setattr(its_beat, "_end", lambda: None)
+        for connection in (one, other):
+            connection.request("GET", "/v1/models")
+            assert connection.getresponse().read()
+        wait_until(lambda: len(its_beat._waiting) == 2)
+        first = its_beat._waiting[0]._transport
+        server.loop.call_soon_threadsafe(getattr(first, end))
+        server.let_tick(1)
+        server.loop.call_soon_threadsafe(Beat._end, its_beat)
+        other.request("GET", "/version", headers=key)
+        assert other.getresponse().status == 200
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
