@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import count
 
+import pytest
 from tests.core.harness import Harness, make_request, make_scheduler
 
 from everystop.observe.blame import MAX_PENDING, PATIENCE_NS, Blame
-from everystop.observe.history import Client, History
+from everystop.observe.history import Client, History, Trail
 from everystop.observe.live_request import LiveRequest
 from everystop.observe.thread_share import ThreadShare, free
 
@@ -78,3 +79,23 @@ def test_one_that_is_forgotten_stays_without() -> None:
     blame.note(request)
     assert blame.tick(history.last_ns) == []
     assert request.blame is None
+
+
+@pytest.mark.parametrize(
+    ("admit_ns", "first_token_ns", "finish_ns", "guess"),
+    [
+        (60, 70, 90, "≈ queued"),
+        (20, 70, 90, "≈ prefill"),
+        (20, 30, 90, "≈ decode"),
+        (None, None, 90, "≈ queued"),
+        (20, None, 90, "≈ prefill"),
+        (20, 30, None, None),
+        (None, None, 0, None),
+    ],
+)
+def test_what_took_longest_is_guessed_by_the_times_of_one_that_is_over(
+    admit_ns: int | None, first_token_ns: int | None, finish_ns: int | None, guess: str | None
+) -> None:
+    request = LiveRequest(Trail(1), admit_ns=admit_ns, first_token_ns=first_token_ns, finish_ns=finish_ns)
+    assert request.received_ns == 0
+    assert request.guessed_blame == guess

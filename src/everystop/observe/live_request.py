@@ -57,6 +57,23 @@ class LiveRequest:
         client = self.trail.client
         return self.trail.since_ns if client is None else client.received_ns
 
+    @property
+    def guessed_blame(self) -> str | None:
+        """Of one that is over, by its times alone, what took longest: a guess beside `blame`, and marked as one. None
+        where there is nothing to tell it by.
+        """
+        end_ns = self.finish_ns
+        if end_ns is None or end_ns <= self.received_ns:
+            return None
+        boarded_ns = end_ns if self.admit_ns is None else self.admit_ns
+        first_ns = end_ns if self.first_token_ns is None else self.first_token_ns
+        stretches = {
+            "≈ queued": boarded_ns - self.received_ns,
+            "≈ prefill": first_ns - boarded_ns,
+            "≈ decode": end_ns - first_ns,
+        }
+        return max(stretches, key=stretches.__getitem__)
+
     def admit(self, act: AdmitEvent) -> None:
         """It boards."""
         self.state, self.slot = RUNNING, act.slot

@@ -111,7 +111,7 @@ class Teller:
             "finish_reason": request.finish_reason,
             "num_preemptions": request.num_preemptions,
             "max_gap_ns": request.max_gap_ns,
-            "blame": request.blame,
+            "blame": request.blame or request.guessed_blame,
         }
 
     def acts(self, decisions: Iterable[Decision]) -> list[tuple[int, int, str]]:

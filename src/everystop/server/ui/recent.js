@@ -22,7 +22,7 @@ const HINTS = [
   "what 99 of 100 of its gaps between tokens stay below; of one whose tokens this page has not all seen, nothing",
   "the longest time between two of its tokens",
   "from its arrival to its end",
-  "what took most of its time",
+  "what took most of its time; after ≈ a guess by the times in this row, where there was no time to look at its steps",
   "two that are chosen, one after the other, are shown on one page",
 ];
 
