@@ -234,7 +234,7 @@ class Stopwatch:
 
 
 def micro(num_steps: int) -> None:
-    """Print CPU time per step of history, live state, messages and their encoding, and of one look at the blocks."""
+    """Print CPU time per step of history, live state, messages and their encoding, and of the looks at the blocks and the line."""
     scheduler, turns = made_up_run(num_steps)
     history, watch, encode = History(), Stopwatch(), msgspec.json.Encoder().encode
     state = LiveState(
@@ -244,6 +244,7 @@ def micro(num_steps: int) -> None:
         num_slots=NUM_CLIENTS,
         num_blocks=4096,
         ask_blocks=lambda: history.receive([watch.time("blocks", lambda: scheduler.block_event(0))]),  # type: ignore[list-item]
+        ask_line=lambda: history.receive([watch.time("line", lambda: scheduler.line_event(1024, 0))]),  # type: ignore[list-item]
     )
     reader, next_ns = LiveReader(state, name_of=lambda i: f"cmpl-{i:032x}", sees_all=True, server={}), 0
     for now_ns, events in turns:
@@ -254,9 +255,9 @@ def micro(num_steps: int) -> None:
             watch.time("state", lambda now_ns=now_ns: state.catch_up(now_ns))
             message = watch.time("messages", lambda now_ns=now_ns: reader.message(now_ns))
             watch.time("encoding", lambda message=message: encode(message))
-    watch.spent_ns["state"] -= watch.spent_ns["blocks"]
+    watch.spent_ns["state"] -= watch.spent_ns["blocks"] + watch.spent_ns.get("line", 0)
     for name, spent_ns in watch.spent_ns.items():
-        where = "engine's thread" if name == "blocks" else "HTTP's thread"
+        where = "engine's thread" if name in ("blocks", "line") else "HTTP's thread"
         print(f"{name:<9} {spent_ns / num_steps / 1e3:6.1f} µs a step ({where})")
 
 

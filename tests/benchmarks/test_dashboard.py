@@ -52,4 +52,4 @@ def test_the_made_up_run_keeps_32_rows_busy() -> None:
 def test_the_parts_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     micro(100)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["history", "blocks", "state", "messages", "encoding"]
+    assert [line.split()[0] for line in lines] == ["history", "line", "blocks", "state", "messages", "encoding"]

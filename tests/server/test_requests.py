@@ -295,7 +295,7 @@ def test_two_given_ids_are_refused(server: ParrotServer) -> None:
 @pytest.mark.parametrize(
     "name",
     ["chatcmpl-0", "../../etc/passwd", "..", "a/../b", "\x00", "x" * 5000, "ü🙂\u202e", "-1", "1e3", "٣", "9" * 40,
-     "9" * 18, "'; drop table", "<script>", "%2e%2e%2f", "explain", "a/explain", "None", "r0"],
+     "9" * 18, "'; drop table", "<script>", "%2e%2e%2f", "explain", "a/explain", "None", "rr0", "r", "r-0", "R0"],
 )  # fmt: skip
 @pytest.mark.parametrize("what", ["", "/explain"])
 def test_ids_that_nobody_has_are_not_found(server: ParrotServer, name: str, what: str) -> None:

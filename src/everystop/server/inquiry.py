@@ -75,8 +75,10 @@ def _summary(states: list[str]) -> str:
 
 def _first_wait(history: History, viewer: Viewer, client: Client, now_ns: int) -> WaitingState | None:
     """Of the sequences of one request that wait, the first to board."""
-    waits = (waiting_state(history, i, now_ns, name_of=viewer.name_of) for i in client.request_ids)
-    return min((wait for wait in waits if wait is not None), key=lambda wait: wait.position, default=None)
+    queue = history.queue
+    in_line = sorted(filter(queue.holds, client.request_ids), key=queue.position_of)
+    waits = (waiting_state(history, i, now_ns, name_of=viewer.name_of) for i in in_line or client.request_ids)
+    return next((wait for wait in waits if wait is not None), None)
 
 
 def progress_line(history: History, client: Client) -> str | None:
