@@ -234,7 +234,7 @@ class Stopwatch:
 
 
 def micro(num_steps: int) -> None:
-    """Print CPU time per step of history, live state, messages and their encoding, and of looking at blocks and line."""
+    """Print CPU time per step of history, live state, messages and their encoding, and looks at blocks and line."""
     scheduler, turns = made_up_run(num_steps)
     history, watch, encode = History(), Stopwatch(), msgspec.json.Encoder().encode
     state = LiveState(
