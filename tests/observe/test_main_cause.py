@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from benchmarks.dashboard import made_up_run
 from tests.observe.runs import Run
 
 from everystop.observe import main_cause as module
@@ -58,3 +59,16 @@ def test_where_it_cannot_tell_the_whole_life_is_cut(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "life_of", cut)
     with pytest.raises(AssertionError, match="a whole life has been cut"):
         main_cause(run.history, preempted[0], run.now_ns)
+
+
+def test_steps_that_took_no_time_do_no_harm() -> None:
+    """As where a clock stands still."""
+    _, turns = made_up_run(600)
+    history = History(num_finished=1000)
+    for _, events in turns:
+        history.receive(events)
+    history.catch_up()
+    over = [trail for trail in history.trails.values() if trail.finish is not None]
+    assert max(trail.finish.num_output_tokens for trail in over if trail.finish is not None) >= WORTH_NUM_TOKENS
+    for trail in over:
+        main_cause(history, trail, history.last_ns)

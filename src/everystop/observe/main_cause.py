@@ -67,7 +67,7 @@ def _doing(history: History, trail: Trail, at_ns: int) -> dict[Cause, float]:
     row = record.row_of(trail.request_id)
     if row < 0:
         return {Cause.SKIPPED: 1.0}
-    if at_ns < begin_ns:
+    if at_ns < begin_ns or record.now_ns == begin_ns:
         return {Cause.HOST: 1.0}
     assert trail.arrival is not None
     share, whole_ns = share_of(record, row, begin_ns), record.now_ns - begin_ns
